@@ -1,0 +1,19 @@
+//! What user space fixes when it loads the programs: names of read-only globals, and their defaults.
+
+/// `u64`: cookie of the network namespace whose sockets are translated (`SO_NETNS_COOKIE`).
+pub const NETNS_COOKIE: &str = "NETNS_COOKIE";
+/// `u32`: the bit of the packet's mark that asks the kernel to masquerade.
+pub const MASQUERADE_MARK: &str = "MASQUERADE_MARK";
+/// `u64`: nanoseconds after which a silent UDP flow is over.
+pub const UDP_TIMEOUT: &str = "UDP_TIMEOUT";
+
+/// kube-proxy's bit (`masqueradeBit: 14`).
+pub const DEFAULT_MASQUERADE_MARK: u32 = 0x4000;
+/// What the kernel's own connection tracking gives a UDP stream, in nanoseconds.
+pub const DEFAULT_UDP_TIMEOUT: u64 = 120_000_000_000;
+
+/// First source port that a client may be given when its own is taken, and what the kernel
+/// masquerades to: below every NodePort (30000) and above what daemons listen on.
+pub const FIRST_SNAT_PORT: u16 = 10_000;
+/// Last such port.
+pub const LAST_SNAT_PORT: u16 = 29_999;

@@ -1,0 +1,71 @@
+//! Map `counters`: what the data path did that is not plain translation.
+
+/// A row of the per-CPU map `counters`, whose value is a `u64` of packets (or calls).
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Counter {
+    /// A flow began.
+    FlowNew = 0,
+    /// A socket of the host was sent to a backend.
+    SocketTranslated = 1,
+    /// Port unreachable or ECONNREFUSED: the service has no endpoint.
+    Rejected = 2,
+    /// Dropped: a `Local` traffic policy without a local endpoint.
+    DroppedNoLocalEndpoint = 3,
+    /// Dropped: neither another backend nor another source port could tell the flow from one
+    /// that exists.
+    DroppedFlowCollision = 4,
+    /// Dropped: the flow table took no new row.
+    DroppedFlowTable = 5,
+    /// Dropped: the packet could not be rewritten.
+    DroppedRewrite = 6,
+    /// Passed: TCP to a service that neither belongs to a flow nor opens one.
+    PassedTcpWithoutFlow = 7,
+    /// Dropped: an ICMP answer could not be made.
+    DroppedRejectFailed = 8,
+}
+
+impl Counter {
+    /// How many rows the map has.
+    pub const COUNT: u32 = 9;
+
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; Self::COUNT as usize] = [
+        Self::FlowNew,
+        Self::SocketTranslated,
+        Self::Rejected,
+        Self::DroppedNoLocalEndpoint,
+        Self::DroppedFlowCollision,
+        Self::DroppedFlowTable,
+        Self::DroppedRewrite,
+        Self::PassedTcpWithoutFlow,
+        Self::DroppedRejectFailed,
+    ];
+
+    /// The name that logs and metrics use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FlowNew => "flow_new",
+            Self::SocketTranslated => "socket_translated",
+            Self::Rejected => "rejected",
+            Self::DroppedNoLocalEndpoint => "dropped_no_local_endpoint",
+            Self::DroppedFlowCollision => "dropped_flow_collision",
+            Self::DroppedFlowTable => "dropped_flow_table",
+            Self::DroppedRewrite => "dropped_rewrite",
+            Self::PassedTcpWithoutFlow => "passed_tcp_without_flow",
+            Self::DroppedRejectFailed => "dropped_reject_failed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_stands_at_its_number() {
+        for (index, counter) in Counter::ALL.into_iter().enumerate() {
+            assert_eq!(counter as usize, index, "{}", counter.name());
+        }
+    }
+}

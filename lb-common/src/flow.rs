@@ -1,0 +1,75 @@
+//! Map `flows`: the translations in use.
+//!
+//! A flow has two rows. The forward row is found with the packet as the client sent it and says
+//! where it goes; the reverse row is found with the packet as the backend answered it and says
+//! whom it must seem to come from.
+
+use crate::{
+    layout::map_type,
+    net::{Address, Port},
+};
+
+/// The packet that a row is about, and in which direction.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlowKey {
+    /// Source address of the packet.
+    pub source: Address,
+    /// Destination address of the packet.
+    pub destination: Address,
+    /// Source port of the packet.
+    pub source_port: Port,
+    /// Destination port of the packet.
+    pub destination_port: Port,
+    /// IANA protocol number.
+    pub protocol: u8,
+    /// `FORWARD` or `REVERSE`.
+    pub direction: u8,
+    /// Zero.
+    pub pad: u16,
+}
+
+map_type!(FlowKey: 40 {
+    source @ 0, destination @ 16, source_port @ 32, destination_port @ 34,
+    protocol @ 36, direction @ 37, pad @ 38
+});
+
+/// Client to frontend; looked up where packets come in from a link.
+pub const FORWARD: u8 = 0;
+/// Backend to client; looked up where packets go out to a link.
+pub const REVERSE: u8 = 1;
+
+/// The translation.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct FlowValue {
+    /// When a packet last used this row, by the monotonic clock, in nanoseconds.
+    pub last_seen: u64,
+    /// Forward: the backend, the new destination. Reverse: the frontend, the new source.
+    pub address: Address,
+    /// The port that goes with `address`.
+    pub port: Port,
+    /// The client's port on the other side of the translation where it had to change, else
+    /// [`Port::NONE`]. Forward: the new source port. Reverse: the new destination port.
+    pub client_port: Port,
+    /// Number of the backend.
+    pub backend: u32,
+    /// Generation of that number when the flow began.
+    pub generation: u32,
+    /// Number of the service port.
+    pub service: u32,
+    /// `MASQUERADE`, `CLOSING`.
+    pub flags: u8,
+    /// Zero.
+    pub pad: [u8; 7],
+}
+
+map_type!(FlowValue: 48 {
+    last_seen @ 0, address @ 8, port @ 24, client_port @ 26, backend @ 28, generation @ 32,
+    service @ 36, flags @ 40, pad @ 41
+});
+
+/// The kernel is to masquerade the client: each packet gets the mark.
+pub const MASQUERADE: u8 = 1 << 0;
+/// TCP: a FIN or RST was seen, so a SYN starts a new flow.
+pub const CLOSING: u8 = 1 << 1;

@@ -1,0 +1,27 @@
+//! Every key and value that crosses the border between the agent and its BPF programs, once.
+//!
+//! Rules of the border: `#[repr(C)]`, integers only, padding spelled out and always zero, addresses
+//! and ports in network byte order, everything else in the byte order of the machine. Sizes and
+//! offsets are asserted at compile time, on both sides, because both sides compile this file.
+#![no_std]
+#![forbid(unsafe_op_in_unsafe_fn)]
+
+mod layout;
+
+pub mod backend;
+pub mod config;
+pub mod counter;
+pub mod flow;
+pub mod maps;
+pub mod net;
+pub mod node;
+pub mod service;
+pub mod socket;
+
+pub use backend::BackendValue;
+pub use counter::Counter;
+pub use flow::{FlowKey, FlowValue};
+pub use net::{Address, Port};
+pub use node::NodeAddressValue;
+pub use service::{Range, ServiceKey, ServiceValue, Verdict};
+pub use socket::{SocketKey, SocketValue};

@@ -1,0 +1,30 @@
+//! What the agent fixes when it loads the object. Read-only from then on, so the verifier knows
+//! the values. The names are those of [`lb_common::config`].
+
+use aya_ebpf::Global;
+use lb_common::config::{DEFAULT_MASQUERADE_MARK, DEFAULT_UDP_TIMEOUT};
+
+#[unsafe(no_mangle)]
+static NETNS_COOKIE: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+static MASQUERADE_MARK: Global<u32> = Global::new(DEFAULT_MASQUERADE_MARK);
+#[unsafe(no_mangle)]
+static UDP_TIMEOUT: Global<u64> = Global::new(DEFAULT_UDP_TIMEOUT);
+
+/// Cookie of the node's own network namespace.
+#[inline(always)]
+pub(crate) fn netns_cookie() -> u64 {
+    NETNS_COOKIE.load()
+}
+
+/// The bit of the mark that asks the kernel to masquerade.
+#[inline(always)]
+pub(crate) fn masquerade_mark() -> u32 {
+    MASQUERADE_MARK.load()
+}
+
+/// Nanoseconds after which a silent UDP flow is over.
+#[inline(always)]
+pub(crate) fn udp_timeout() -> u64 {
+    UDP_TIMEOUT.load()
+}

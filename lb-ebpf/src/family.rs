@@ -1,0 +1,188 @@
+//! IPv4 and IPv6: the only code that knows one from the other.
+
+use aya_ebpf::{
+    bindings::{BPF_F_PSEUDO_HDR, bpf_sock_addr},
+    helpers::bpf_csum_diff,
+    programs::sk_buff::SkBuff,
+};
+use lb_common::Address;
+
+use crate::packet::{LINK_HEADER, Network};
+
+/// What differs between the families.
+pub(crate) trait Family {
+    /// `any address of this node` in a service key.
+    const ANY: Address;
+    /// Where the source address stands in the packet; the destination follows it.
+    const SOURCE: usize;
+    /// Bytes of an address.
+    const ADDRESS_LENGTH: usize;
+
+    /// Reads the network header. `None` for what we leave alone: fragments, since a fragment
+    /// without ports cannot be translated and half a datagram must not be, and extension headers.
+    fn parse(skb: &SkBuff) -> Option<Network>;
+
+    /// Writes an address at `offset` and corrects the checksums that cover it; `checksum` is the
+    /// offset of the transport checksum, `flags` are those of `bpf_l4_csum_replace`.
+    fn replace_address(
+        skb: &SkBuff,
+        offset: usize,
+        old: &Address,
+        new: &Address,
+        checksum: usize,
+        flags: u64,
+    ) -> Result<(), i64>;
+
+    /// The destination that a process gave for its socket.
+    fn socket_address(ctx: &bpf_sock_addr) -> Address;
+
+    /// Sets that destination.
+    fn set_socket_address(ctx: &mut bpf_sock_addr, address: &Address);
+}
+
+/// IPv4.
+pub(crate) struct V4;
+/// IPv6.
+pub(crate) struct V6;
+
+/// An IPv4 header without options (RFC 791).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ipv4Header {
+    pub(crate) version_length: u8,
+    pub(crate) service: u8,
+    pub(crate) total_length: u16,
+    pub(crate) identification: u16,
+    pub(crate) fragment: u16,
+    pub(crate) ttl: u8,
+    pub(crate) protocol: u8,
+    pub(crate) checksum: u16,
+    pub(crate) source: u32,
+    pub(crate) destination: u32,
+}
+
+/// An IPv6 header (RFC 8200).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Ipv6Header {
+    pub(crate) version_class_label: u32,
+    pub(crate) payload_length: u16,
+    pub(crate) next_header: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) source: [u32; 4],
+    pub(crate) destination: [u32; 4],
+}
+
+/// More fragments, or an offset: any fragment has one of them.
+const FRAGMENT: u16 = 0x3fff_u16.to_be();
+const IPV4_CHECKSUM: usize = LINK_HEADER + 10;
+/// `BPF_F_IPV6`, newer than the bindings: an IPv6 address has no header checksum that would cancel
+/// it out of a checksum that the network card summed over the whole packet.
+const BPF_F_IPV6: u64 = 1 << 7;
+
+impl Family for V4 {
+    const ANY: Address = Address::ANY_V4;
+    const SOURCE: usize = LINK_HEADER + 12;
+    const ADDRESS_LENGTH: usize = 4;
+
+    #[inline(always)]
+    fn parse(skb: &SkBuff) -> Option<Network> {
+        let header: Ipv4Header = skb.load(LINK_HEADER).ok()?;
+        let length = (header.version_length & 0x0f) as usize * 4;
+        if length < size_of::<Ipv4Header>() || header.fragment & FRAGMENT != 0 {
+            return None;
+        }
+        Some(Network {
+            source: Address::from_v4(header.source),
+            destination: Address::from_v4(header.destination),
+            protocol: header.protocol,
+            transport: LINK_HEADER + length,
+        })
+    }
+
+    #[inline(always)]
+    fn replace_address(
+        skb: &SkBuff,
+        offset: usize,
+        old: &Address,
+        new: &Address,
+        checksum: usize,
+        flags: u64,
+    ) -> Result<(), i64> {
+        let (old, new) = (old.v4(), new.v4());
+        skb.l3_csum_replace(IPV4_CHECKSUM, old.into(), new.into(), 4)?;
+        skb.l4_csum_replace(
+            checksum,
+            old.into(),
+            new.into(),
+            u64::from(BPF_F_PSEUDO_HDR) | flags | 4,
+        )?;
+        skb.store(offset, &new, 0)
+    }
+
+    #[inline(always)]
+    fn socket_address(ctx: &bpf_sock_addr) -> Address {
+        Address::from_v4(ctx.user_ip4)
+    }
+
+    #[inline(always)]
+    fn set_socket_address(ctx: &mut bpf_sock_addr, address: &Address) {
+        ctx.user_ip4 = address.v4();
+    }
+}
+
+impl Family for V6 {
+    const ANY: Address = Address::ANY_V6;
+    const SOURCE: usize = LINK_HEADER + 8;
+    const ADDRESS_LENGTH: usize = 16;
+
+    #[inline(always)]
+    fn parse(skb: &SkBuff) -> Option<Network> {
+        let header: Ipv6Header = skb.load(LINK_HEADER).ok()?;
+        Some(Network {
+            source: Address::from_v6(header.source),
+            destination: Address::from_v6(header.destination),
+            protocol: header.next_header,
+            transport: LINK_HEADER + size_of::<Ipv6Header>(),
+        })
+    }
+
+    #[inline(always)]
+    fn replace_address(
+        skb: &SkBuff,
+        offset: usize,
+        old: &Address,
+        new: &Address,
+        checksum: usize,
+        flags: u64,
+    ) -> Result<(), i64> {
+        let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
+        // SAFETY: both addresses are 16 readable bytes.
+        let difference =
+            unsafe { bpf_csum_diff(old.words.as_ptr().cast_mut(), 16, new.words.as_ptr().cast_mut(), 16, 0) };
+        let difference = u64::from(difference as u32);
+        // A kernel that does not know the flag says so before it changes anything.
+        if skb
+            .l4_csum_replace(checksum, 0, difference, flags | BPF_F_IPV6)
+            .is_err()
+        {
+            skb.l4_csum_replace(checksum, 0, difference, flags)?;
+        }
+        skb.store(offset, &new.words, 0)
+    }
+
+    #[inline(always)]
+    fn socket_address(ctx: &bpf_sock_addr) -> Address {
+        // Word by word: the verifier knows no wider access to the context.
+        let ip = &ctx.user_ip6;
+        Address::from_v6([ip[0], ip[1], ip[2], ip[3]])
+    }
+
+    #[inline(always)]
+    fn set_socket_address(ctx: &mut bpf_sock_addr, address: &Address) {
+        ctx.user_ip6[0] = address.words[0];
+        ctx.user_ip6[1] = address.words[1];
+        ctx.user_ip6[2] = address.words[2];
+        ctx.user_ip6[3] = address.words[3];
+    }
+}

@@ -1,0 +1,219 @@
+//! Rows of flows: making them, and telling whether they still hold.
+
+use aya_ebpf::{
+    bindings::{BPF_ANY, BPF_NOEXIST},
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+};
+use lb_common::{
+    FlowKey, FlowValue, Port, Range, ServiceValue,
+    backend::{FREE, LOCAL, SERVING},
+    config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
+    flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
+    net::TCP,
+    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+};
+
+use crate::{
+    config,
+    maps::FLOWS,
+    packet::Packet,
+    service::{self, Chosen, Client},
+};
+
+/// How often a new flow draws a slot before it takes another source port as well.
+const SLOT_ATTEMPTS: u32 = 4;
+/// How often it draws in all.
+const ATTEMPTS: u32 = 8;
+
+/// Why a flow could not begin.
+pub(crate) enum Failure {
+    /// Every pair of backend and port that was tried belongs to a living flow.
+    Collision,
+    /// The map took no new row.
+    Table,
+}
+
+/// Now, by the clock of [`FlowValue::last_seen`].
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: no arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Whether a forward row still says where the packet goes. A TCP flow holds to its backend to the
+/// end; only its first segment may choose anew, when the connection before is over or its backend
+/// takes no new ones. A datagram chooses anew as soon as its backend is not serving any more.
+#[inline(always)]
+pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
+    if packet.protocol == TCP && !packet.opens_tcp() {
+        return true;
+    }
+    if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
+        return false;
+    }
+    packet.protocol == TCP
+        || !expired(row, now)
+        || unsafe {
+            // SAFETY: only one field is read.
+            FLOWS.get(&answers(packet, row))
+        }
+        .is_some_and(|reverse| !expired(reverse, now))
+}
+
+/// Whether a UDP row has been silent for too long.
+#[inline(always)]
+fn expired(row: &FlowValue, now: u64) -> bool {
+    now.wrapping_sub(row.last_seen) > config::udp_timeout() && now > row.last_seen
+}
+
+/// The key of the reverse row that belongs to the forward row `row` of `packet`.
+#[inline(always)]
+pub(crate) fn answers(packet: &Packet, row: &FlowValue) -> FlowKey {
+    FlowKey {
+        source: row.address,
+        destination: packet.source,
+        source_port: row.port,
+        destination_port: if row.client_port == Port::NONE {
+            packet.source_port
+        } else {
+            row.client_port
+        },
+        protocol: packet.protocol,
+        direction: REVERSE,
+        pad: 0,
+    }
+}
+
+/// The key of the forward row that belongs to the reverse row `row` of `packet`.
+#[inline(always)]
+pub(crate) fn asks(packet: &Packet, row: &FlowValue) -> FlowKey {
+    FlowKey {
+        source: packet.destination,
+        destination: row.address,
+        source_port: if row.client_port == Port::NONE {
+            packet.destination_port
+        } else {
+            row.client_port
+        },
+        destination_port: row.port,
+        protocol: packet.protocol,
+        direction: FORWARD,
+        pad: 0,
+    }
+}
+
+/// Marks the other row of a TCP flow as closing.
+#[inline(always)]
+pub(crate) fn close(key: &FlowKey) {
+    if let Some(row) = FLOWS.get_ptr_mut(key) {
+        // SAFETY: one byte of a row that stays readable while the program runs.
+        unsafe { (*row).flags |= CLOSING };
+    }
+}
+
+/// Begins a flow: draws a backend, writes both rows, gives the forward one. Reverse first, so that
+/// an answer never comes before the row that translates it.
+#[inline(always)]
+pub(crate) fn begin(
+    packet: &Packet,
+    service: &ServiceValue,
+    range: Range,
+    client: Client,
+    now: u64,
+) -> Result<FlowValue, Failure> {
+    let mut row = None;
+    for attempt in 0..ATTEMPTS {
+        let Some(chosen) = service::choose(range, random()) else {
+            continue;
+        };
+        let client_port = if attempt < SLOT_ATTEMPTS {
+            Port::NONE
+        } else {
+            other_port()
+        };
+        let candidate = forward_row(packet, service, &chosen, client, client_port, now);
+        if claim(packet, &candidate) {
+            row = Some(candidate);
+            break;
+        }
+    }
+    let row = row.ok_or(Failure::Collision)?;
+    match FLOWS.insert(packet.flow_key(FORWARD), row, BPF_ANY.into()) {
+        Ok(()) => Ok(row),
+        Err(_) => Err(Failure::Table),
+    }
+}
+
+#[inline(always)]
+fn forward_row(
+    packet: &Packet,
+    service: &ServiceValue,
+    chosen: &Chosen,
+    client: Client,
+    client_port: Port,
+    now: u64,
+) -> FlowValue {
+    let backend = &chosen.backend;
+    let reasons = MASQUERADE_ALL
+        | match client {
+            Client::Near => 0,
+            Client::Far => MASQUERADE_REMOTE * u32::from(backend.flags & LOCAL == 0),
+        };
+    let hairpin = backend.address.same(&packet.source);
+    let masquerade = hairpin | (service.flags & reasons != 0);
+    FlowValue {
+        last_seen: now,
+        address: backend.address,
+        port: backend.port,
+        client_port,
+        backend: chosen.number,
+        generation: backend.generation,
+        service: service.service,
+        flags: MASQUERADE * u8::from(masquerade),
+        pad: [0; 7],
+    }
+}
+
+/// Writes the reverse row of `row`. False where a living flow of another frontend has it.
+#[inline(always)]
+fn claim(packet: &Packet, row: &FlowValue) -> bool {
+    let key = answers(packet, row);
+    let reverse = FlowValue {
+        address: packet.destination,
+        port: packet.destination_port,
+        client_port: if row.client_port == Port::NONE {
+            Port::NONE
+        } else {
+            packet.source_port
+        },
+        flags: 0,
+        ..*row
+    };
+    if FLOWS.insert(&key, &reverse, BPF_NOEXIST.into()).is_ok() {
+        return true;
+    }
+    let Some(held) = FLOWS.get_ptr_mut(&key) else {
+        return false;
+    };
+    // SAFETY: a row stays readable while the program runs, whatever becomes of it.
+    let held = unsafe { &*held };
+    let same_frontend =
+        held.address == reverse.address && held.port == reverse.port && held.client_port == reverse.client_port;
+    let over = held.flags & CLOSING != 0
+        || (packet.protocol != TCP && expired(held, row.last_seen))
+        || service::backend_state(held.backend, held.generation).unwrap_or(FREE) == FREE;
+    (same_frontend || over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
+}
+
+#[inline(always)]
+fn random() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { bpf_get_prandom_u32() }
+}
+
+/// A source port for a client whose own is taken.
+#[inline(always)]
+fn other_port() -> Port {
+    let span = u64::from(LAST_SNAT_PORT - FIRST_SNAT_PORT) + 1;
+    Port::new(FIRST_SNAT_PORT + ((u64::from(random()) * span) >> 32) as u16)
+}

@@ -1,0 +1,106 @@
+//! The BPF programs: one line an entry point, the work in the modules.
+//!
+//! A packet of a client is translated where it comes in from the client's link ([`forward`]), the
+//! answer where it goes out to that link ([`reverse`]). What lies between, netfilter, connection
+//! tracking, policies, bridges, sees client and backend only.
+#![no_std]
+#![no_main]
+#![allow(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a key passed by value is copied, on a stack of 512 bytes"
+)]
+#![allow(missing_docs, reason = "the macros of aya-ebpf generate items without documentation")]
+
+mod config;
+mod counter;
+mod family;
+mod flow;
+mod forward;
+mod maps;
+mod packet;
+mod reject;
+mod reverse;
+mod rewrite;
+mod service;
+mod socket;
+mod verdict;
+
+use aya_ebpf::{
+    macros::{cgroup_sock_addr, classifier},
+    programs::{SockAddrContext, TcContext},
+};
+
+use crate::{
+    family::{V4, V6},
+    service::Client,
+};
+
+/// Packets that a pod of this node sends.
+#[classifier]
+fn pod_ingress(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, Client::Near)
+}
+
+/// Packets that come to this node from an uplink or a tunnel.
+#[classifier]
+fn outside_ingress(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, Client::Far)
+}
+
+/// Packets that go out to a link, whichever.
+#[classifier]
+fn egress(ctx: TcContext) -> i32 {
+    reverse::packet(&ctx.skb)
+}
+
+#[cgroup_sock_addr(connect4)]
+fn connect4(ctx: SockAddrContext) -> i32 {
+    socket::connect::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(connect6)]
+fn connect6(ctx: SockAddrContext) -> i32 {
+    socket::connect::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::send::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::send::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::name::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::name::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(getpeername4)]
+fn getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::name::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(getpeername6)]
+fn getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::name::<V6>(&ctx)
+}
+
+/// Nothing here panics, and `build-ebpf` checks the object for it: the verifier would refuse the
+/// endless loop.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
+
+/// The helpers that matter are for GPL-compatible programs only.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "license")]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

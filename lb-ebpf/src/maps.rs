@@ -1,0 +1,39 @@
+//! Every map. The sizes here are the defaults; the agent sets its own when it loads the object.
+//! The names are those of [`lb_common::maps`].
+
+use aya_ebpf::{
+    bindings::BPF_F_NO_PREALLOC,
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    macros::btf_map,
+};
+use lb_common::{
+    Address, BackendValue, Counter, FlowKey, FlowValue, NodeAddressValue, ServiceKey, ServiceValue, SocketKey,
+    SocketValue,
+    maps::{DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOCKETS, NODE_ADDRESSES_MAX},
+};
+
+// Memory of these two follows what they hold, not what they may hold.
+const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
+
+#[btf_map]
+pub(crate) static SERVICES: HashMap<ServiceKey, ServiceValue, { DEFAULT_SERVICES as usize }, ON_DEMAND> =
+    HashMap::new();
+
+#[btf_map]
+pub(crate) static SLOTS: Array<u32, { DEFAULT_SLOTS as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static BACKENDS: Array<BackendValue, { DEFAULT_BACKENDS as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue, { DEFAULT_FLOWS as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static SOCKETS: LruHashMap<SocketKey, SocketValue, { DEFAULT_SOCKETS as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static NODE_ADDRESSES: HashMap<Address, NodeAddressValue, { NODE_ADDRESSES_MAX as usize }, ON_DEMAND> =
+    HashMap::new();
+
+#[btf_map]
+pub(crate) static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();

@@ -1,0 +1,128 @@
+//! A packet, read.
+//!
+//! Everything is read and written with the kernel's load and store helpers and not through packet
+//! pointers: headers that lie outside the linear part of the buffer need no care, and no rewrite
+//! can leave a stale pointer behind.
+
+use aya_ebpf::programs::sk_buff::SkBuff;
+use lb_common::{
+    Address, FlowKey, Port,
+    net::{TCP, UDP},
+};
+
+use crate::family::Family;
+
+/// Bytes of an Ethernet header, the only link header so far.
+pub(crate) const LINK_HEADER: usize = 14;
+
+/// TCP flag bits, as they stand in the fourteenth byte of the header.
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+
+/// What translation needs to know of a packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Packet {
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
+    pub(crate) source_port: Port,
+    pub(crate) destination_port: Port,
+    pub(crate) protocol: u8,
+    tcp_flags: u8,
+    /// Where the TCP or UDP header starts.
+    pub(crate) transport: usize,
+}
+
+/// Source and destination of an IP header, and what comes after it.
+pub(crate) struct Network {
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
+    pub(crate) protocol: u8,
+    /// Where the next header starts.
+    pub(crate) transport: usize,
+}
+
+/// The first 16 bytes of a TCP header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TcpStart {
+    source: Port,
+    destination: Port,
+    sequence: u32,
+    acknowledgment: u32,
+    offset: u8,
+    flags: u8,
+    window: u16,
+}
+
+/// A UDP header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UdpHeader {
+    source: Port,
+    destination: Port,
+    length: u16,
+    checksum: u16,
+}
+
+impl Packet {
+    /// Reads a packet of family `F`. `None` where it is nothing that we translate: another
+    /// protocol, a fragment, cut short.
+    #[inline(always)]
+    pub(crate) fn parse<F: Family>(skb: &SkBuff) -> Option<Self> {
+        let network = F::parse(skb)?;
+        let (source_port, destination_port, tcp_flags) = match network.protocol {
+            TCP => {
+                let tcp: TcpStart = skb.load(network.transport).ok()?;
+                (tcp.source, tcp.destination, tcp.flags)
+            }
+            UDP => {
+                let udp: UdpHeader = skb.load(network.transport).ok()?;
+                (udp.source, udp.destination, 0)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            source: network.source,
+            destination: network.destination,
+            source_port,
+            destination_port,
+            protocol: network.protocol,
+            tcp_flags,
+            transport: network.transport,
+        })
+    }
+
+    /// The key of the row that translates this packet.
+    #[inline(always)]
+    pub(crate) fn flow_key(&self, direction: u8) -> FlowKey {
+        FlowKey {
+            source: self.source,
+            destination: self.destination,
+            source_port: self.source_port,
+            destination_port: self.destination_port,
+            protocol: self.protocol,
+            direction,
+            pad: 0,
+        }
+    }
+
+    /// TCP: the first segment of a connection.
+    #[inline(always)]
+    pub(crate) fn opens_tcp(&self) -> bool {
+        self.protocol == TCP && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+    }
+
+    /// TCP: the connection is coming to its end.
+    #[inline(always)]
+    pub(crate) fn closes_tcp(&self) -> bool {
+        self.protocol == TCP && self.tcp_flags & (RST | FIN) != 0
+    }
+
+    /// Where the checksum of the transport header stands.
+    #[inline(always)]
+    pub(crate) fn checksum(&self) -> usize {
+        self.transport + if self.protocol == TCP { 16 } else { 6 }
+    }
+}

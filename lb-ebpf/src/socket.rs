@@ -1,0 +1,166 @@
+//! Processes of the node itself: translated in the socket, before there is a packet.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::{BPF_ANY, bpf_sock_addr},
+    helpers::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_set_retval},
+    programs::SockAddrContext,
+};
+use lb_common::{
+    Address, Counter, Port, Range, SocketKey, SocketValue, Verdict,
+    net::{TCP, UDP},
+};
+
+use crate::{
+    config,
+    counter::count,
+    family::Family,
+    maps::SOCKETS,
+    service::{self, Client},
+};
+
+/// The call goes on.
+const ALLOW: i32 = 1;
+/// The call fails, with what `bpf_set_retval` was given, else EPERM.
+const DENY: i32 = 0;
+const ECONNREFUSED: i32 = 111;
+/// A slot may be given up between two reads; more than once in a row it is not.
+const ATTEMPTS: u32 = 4;
+
+/// What a process dialled.
+struct Dialled {
+    cookie: u64,
+    address: Address,
+    port: Port,
+    protocol: u8,
+}
+
+/// `connect`: every call draws anew.
+#[inline(always)]
+pub(crate) fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(dialled) = dialled::<F>(ctx) else {
+        return ALLOW;
+    };
+    // SAFETY: no arguments.
+    let draw = unsafe { bpf_get_prandom_u32() };
+    translate::<F>(ctx, &dialled, draw)
+}
+
+/// `sendto` and `sendmsg` with an address: one socket keeps to one backend while the service does
+/// not change, as it would with connection tracking.
+#[inline(always)]
+pub(crate) fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(dialled) = dialled::<F>(ctx) else {
+        return ALLOW;
+    };
+    let draw = hash(&dialled);
+    translate::<F>(ctx, &dialled, draw)
+}
+
+/// `recvmsg` and `getpeername`: the backend's name becomes that of the frontend again.
+#[inline(always)]
+pub(crate) fn name<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(backend) = dialled::<F>(ctx) else {
+        return ALLOW;
+    };
+    // SAFETY: the row is copied field by field right here.
+    if let Some(frontend) = unsafe { SOCKETS.get(&key(&backend, &backend.address, backend.port)) } {
+        let (address, port) = (frontend.address, frontend.port);
+        set::<F>(ctx, &address, port);
+    }
+    ALLOW
+}
+
+/// The other end as the call has it, if it is one for us: of this network namespace, TCP or UDP.
+#[inline(always)]
+fn dialled<F: Family>(ctx: &SockAddrContext) -> Option<Dialled> {
+    // SAFETY: the context is that of the running program.
+    let (context, netns, cookie) = unsafe {
+        (
+            &*ctx.sock_addr,
+            bpf_get_netns_cookie(ctx.as_ptr()),
+            bpf_get_socket_cookie(ctx.as_ptr()),
+        )
+    };
+    let protocol = context.protocol as u8;
+    if netns != config::netns_cookie() || (protocol != TCP && protocol != UDP) {
+        return None;
+    }
+    Some(Dialled {
+        cookie,
+        address: F::socket_address(context),
+        port: Port {
+            be: context.user_port as u16,
+        },
+        protocol,
+    })
+}
+
+#[inline(always)]
+fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> i32 {
+    let Some(service) = service::find::<F>(&dialled.address, dialled.port, dialled.protocol) else {
+        return ALLOW;
+    };
+    let range = Client::Near.range(&service);
+    if range.count == 0 {
+        return refuse(range);
+    }
+    for attempt in 0..ATTEMPTS {
+        let Some(chosen) = service::choose(range, draw.wrapping_add(attempt << 29)) else {
+            continue;
+        };
+        let backend = &chosen.backend;
+        let row = SocketValue {
+            backend: chosen.number,
+            generation: backend.generation,
+            address: dialled.address,
+            port: dialled.port,
+            pad: 0,
+        };
+        // Without the row the socket works all the same; only names would show the backend.
+        let _ = SOCKETS.insert(&key(dialled, &backend.address, backend.port), &row, BPF_ANY.into());
+        set::<F>(ctx, &backend.address, backend.port);
+        count(Counter::SocketTranslated);
+        return ALLOW;
+    }
+    refuse(range)
+}
+
+#[inline(always)]
+fn refuse(range: Range) -> i32 {
+    if range.count == 0 && range.verdict() == Verdict::Drop {
+        count(Counter::DroppedNoLocalEndpoint);
+        return DENY;
+    }
+    count(Counter::Rejected);
+    // SAFETY: no pointer involved.
+    unsafe { bpf_set_retval(-ECONNREFUSED) };
+    DENY
+}
+
+#[inline(always)]
+fn key(dialled: &Dialled, address: &Address, port: Port) -> SocketKey {
+    SocketKey {
+        cookie: dialled.cookie,
+        address: *address,
+        port,
+        protocol: dialled.protocol,
+        pad: [0; 5],
+    }
+}
+
+#[inline(always)]
+fn set<F: Family>(ctx: &SockAddrContext, address: &Address, port: Port) {
+    // SAFETY: the context is that of the running program, and no reference to it is held.
+    let context: &mut bpf_sock_addr = unsafe { &mut *ctx.sock_addr };
+    F::set_socket_address(context, address);
+    context.user_port = port.be.into();
+}
+
+/// Spreads sockets and frontends over 32 bits: multiplication by the golden ratio, high half.
+#[inline(always)]
+fn hash(dialled: &Dialled) -> u32 {
+    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+    let frontend = u64::from(dialled.address.words[3]) << 16 | u64::from(dialled.port.be);
+    ((dialled.cookie ^ frontend.wrapping_mul(GOLDEN)).wrapping_mul(GOLDEN) >> 32) as u32
+}

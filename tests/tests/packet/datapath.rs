@@ -1,0 +1,233 @@
+//! The programs and maps of the object, loaded for one test, and small words to fill and read them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::{
+    Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
+    maps::{Array, HashMap, MapData, PerCpuArray},
+    programs::SchedClassifier,
+};
+use lb_common::{
+    Address, BackendValue, Counter, FlowKey, FlowValue, NodeAddressValue, Port, Range, ServiceKey, ServiceValue,
+    backend::{LOCAL, SERVING},
+    config::UDP_TIMEOUT,
+    maps,
+    node::NODE_PORTS,
+};
+
+use crate::{Family, frame::Transport};
+
+pub(crate) const PASS: i32 = -1;
+pub(crate) const DROP: i32 = 2;
+pub(crate) const REDIRECT: i32 = 7;
+
+/// Which program a packet goes through.
+#[derive(Clone, Copy)]
+pub(crate) enum Hook {
+    PodIngress,
+    OutsideIngress,
+    Egress,
+}
+
+/// A loaded data path, empty at first.
+pub(crate) struct Datapath {
+    ebpf: Ebpf,
+    next_slot: u32,
+    next_service: u32,
+}
+
+/// What became of a packet.
+pub(crate) struct Outcome {
+    pub(crate) verdict: i32,
+    pub(crate) mark: u32,
+    pub(crate) frame: Vec<u8>,
+}
+
+/// Offset of `mark` in the kernel's `__sk_buff`, and the size that the kernel takes a context for.
+const MARK: std::ops::Range<usize> = 8..12;
+const CONTEXT: usize = 192;
+
+impl Datapath {
+    pub(crate) fn new() -> Self {
+        Self::with_udp_timeout(lb_common::config::DEFAULT_UDP_TIMEOUT)
+    }
+
+    pub(crate) fn with_udp_timeout(nanoseconds: u64) -> Self {
+        let path = std::env::var("LB_EBPF_OBJECT")
+            .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf/lb-ebpf.o").to_owned());
+        let object =
+            std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}; run `cargo xtask build-ebpf`"));
+        let mut loader = EbpfLoader::new();
+        for map in [maps::SERVICES, maps::SLOTS, maps::BACKENDS, maps::FLOWS, maps::SOCKETS] {
+            loader.map_max_entries(map, 4096);
+        }
+        loader.override_global(UDP_TIMEOUT, &nanoseconds, true);
+        let mut ebpf = loader.load(&object).expect("load the maps: this needs root");
+        for (name, program) in ebpf.programs_mut() {
+            if let Ok(program) = <&mut SchedClassifier>::try_from(program) {
+                program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+            }
+        }
+        Self {
+            ebpf,
+            next_slot: 0,
+            next_service: 1,
+        }
+    }
+
+    /// Runs a program on a frame that carries `mark`.
+    pub(crate) fn run_marked(&self, hook: Hook, frame: &[u8], mark: u32) -> Outcome {
+        let name = match hook {
+            Hook::PodIngress => "pod_ingress",
+            Hook::OutsideIngress => "outside_ingress",
+            Hook::Egress => "egress",
+        };
+        let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
+        let mut context = [0; CONTEXT];
+        context[MARK].copy_from_slice(&mark.to_ne_bytes());
+        let mut context_out = [0; CONTEXT];
+        let mut out = vec![0; frame.len() + 256];
+        let result = program
+            .test_run(TestRunOptions {
+                data_in: Some(frame),
+                data_out: Some(&mut out),
+                ctx_in: Some(&context),
+                ctx_out: Some(&mut context_out),
+                ..Default::default()
+            })
+            .unwrap_or_else(|error| panic!("run {name}: {error}"));
+        out.truncate(result.data_size_out as usize);
+        Outcome {
+            verdict: result.return_value.cast_signed(),
+            mark: u32::from_ne_bytes(context_out[MARK].try_into().unwrap()),
+            frame: out,
+        }
+    }
+
+    pub(crate) fn run(&self, hook: Hook, frame: &[u8]) -> Outcome {
+        self.run_marked(hook, frame, 0)
+    }
+
+    /// Writes a backend, on another node unless `local`, and gives its number.
+    pub(crate) fn backend(&mut self, number: u32, address: SocketAddr, local: bool) -> u32 {
+        self.set_backend(
+            number,
+            BackendValue {
+                address: address.ip().into(),
+                port: Port::new(address.port()),
+                state: SERVING,
+                flags: if local { LOCAL } else { 0 },
+                generation: 1,
+                service: 1,
+            },
+        );
+        number
+    }
+
+    pub(crate) fn set_backend(&mut self, number: u32, value: BackendValue) {
+        self.array::<BackendValue>(maps::BACKENDS)
+            .set(number, value, 0)
+            .unwrap();
+    }
+
+    pub(crate) fn get_backend(&mut self, number: u32) -> BackendValue {
+        self.array::<BackendValue>(maps::BACKENDS).get(&number, 0).unwrap()
+    }
+
+    /// Writes slots and gives their range.
+    pub(crate) fn slots(&mut self, backends: &[u32]) -> Range {
+        let base = self.next_slot;
+        for &backend in backends {
+            let slot = self.next_slot;
+            self.array::<u32>(maps::SLOTS).set(slot, backend, 0).unwrap();
+            self.next_slot += 1;
+        }
+        Range {
+            base,
+            count: backends.len().try_into().unwrap(),
+        }
+    }
+
+    /// Writes a frontend of a service of its own, the same for all clients.
+    pub(crate) fn service(&mut self, transport: Transport, frontend: SocketAddr, range: Range, flags: u32) {
+        self.service_for(transport, frontend, range, range, flags);
+    }
+
+    pub(crate) fn service_for(
+        &mut self,
+        transport: Transport,
+        frontend: SocketAddr,
+        near: Range,
+        far: Range,
+        flags: u32,
+    ) {
+        let address = if frontend.ip().is_unspecified() {
+            match frontend {
+                SocketAddr::V4(_) => Address::ANY_V4,
+                SocketAddr::V6(_) => Address::ANY_V6,
+            }
+        } else {
+            frontend.ip().into()
+        };
+        let key = ServiceKey::new(address, Port::new(frontend.port()), transport.number());
+        let value = ServiceValue {
+            service: self.next_service,
+            near,
+            far,
+            flags,
+        };
+        self.next_service += 1;
+        self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
+            .insert(key, value, 0)
+            .unwrap();
+    }
+
+    /// A frontend with the given backends on other nodes, numbered from 1.
+    pub(crate) fn simple(&mut self, transport: Transport, frontend: SocketAddr, backends: &[SocketAddr]) {
+        let numbers: Vec<u32> = (1..)
+            .zip(backends)
+            .map(|(number, &address)| self.backend(number, address, false))
+            .collect();
+        let range = self.slots(&numbers);
+        self.service(transport, frontend, range, 0);
+    }
+
+    /// Serves NodePorts on an address.
+    pub(crate) fn node_address(&mut self, address: IpAddr) {
+        self.hash::<Address, NodeAddressValue>(maps::NODE_ADDRESSES)
+            .insert(Address::from(address), NodeAddressValue { flags: NODE_PORTS }, 0)
+            .unwrap();
+    }
+
+    /// Every row of the flow table.
+    pub(crate) fn flows(&mut self) -> Vec<(FlowKey, FlowValue)> {
+        self.hash::<FlowKey, FlowValue>(maps::FLOWS)
+            .iter()
+            .map(Result::unwrap)
+            .collect()
+    }
+
+    pub(crate) fn counter(&mut self, counter: Counter) -> u64 {
+        let map = self.ebpf.map(maps::COUNTERS).unwrap();
+        let counters = PerCpuArray::<_, u64>::try_from(map).unwrap();
+        counters.get(&(counter as u32), 0).unwrap().iter().sum()
+    }
+
+    fn array<V: aya::Pod>(&mut self, name: &str) -> Array<&mut MapData, V> {
+        self.ebpf.map_mut(name).unwrap().try_into().unwrap()
+    }
+
+    fn hash<K: aya::Pod, V: aya::Pod>(&mut self, name: &str) -> HashMap<&mut MapData, K, V> {
+        self.ebpf.map_mut(name).unwrap().try_into().unwrap()
+    }
+}
+
+/// Runs `test` for each family and transport, each with a data path of its own.
+pub(crate) fn each(test: impl Fn(Datapath, Family, Transport)) {
+    for family in Family::BOTH {
+        for transport in Transport::BOTH {
+            eprintln!("{family:?} {transport:?}");
+            test(Datapath::new(), family, transport);
+        }
+    }
+}

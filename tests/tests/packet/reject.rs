@@ -1,0 +1,65 @@
+//! Services without an endpoint.
+
+use lb_common::{Counter, Range, Verdict};
+
+use crate::{
+    Family, client,
+    datapath::{DROP, Hook, REDIRECT, each},
+    frame::{CLIENT_MAC, NODE_MAC, SYN, Transport, frame, read},
+    frontend,
+};
+
+#[test]
+fn no_endpoint_anywhere_is_answered_with_port_unreachable() {
+    each(|mut datapath, family, transport| {
+        datapath.service(transport, frontend(family), Range::empty(Verdict::Reject), 0);
+        let sent = frame(transport, client(family), frontend(family), SYN);
+        let out = datapath.run(Hook::PodIngress, &sent);
+        assert_eq!(out.verdict, REDIRECT);
+        // `read` verifies lengths and checksums.
+        let seen = read(&out.frame);
+        assert_eq!((seen.source_mac, seen.destination_mac), (NODE_MAC, CLIENT_MAC));
+        assert_eq!(
+            (seen.source, seen.destination),
+            (frontend(family).ip(), client(family).ip())
+        );
+        let (protocol, kind, code) = match family {
+            Family::V4 => (1, 3, 3),
+            Family::V6 => (58, 1, 4),
+        };
+        assert_eq!(
+            (seen.protocol, seen.payload[0], seen.payload[1]),
+            (protocol, kind, code)
+        );
+        let headers = match (family, transport) {
+            (Family::V4, Transport::Tcp) => 40,
+            (Family::V4, Transport::Udp) => 28,
+            (Family::V6, Transport::Tcp) => 60,
+            (Family::V6, Transport::Udp) => 48,
+        };
+        assert_eq!(seen.payload[8..], sent[14..14 + headers], "it quotes what was sent");
+        assert_eq!(datapath.counter(Counter::Rejected), 1);
+        assert!(datapath.flows().is_empty());
+    });
+}
+
+#[test]
+fn endpoints_that_the_policy_forbids_are_silence() {
+    each(|mut datapath, family, transport| {
+        datapath.service(transport, frontend(family), Range::empty(Verdict::Drop), 0);
+        let sent = frame(transport, client(family), frontend(family), SYN);
+        assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, DROP);
+        assert_eq!(datapath.counter(Counter::DroppedNoLocalEndpoint), 1);
+    });
+}
+
+#[test]
+fn near_and_far_clients_are_asked_separately() {
+    each(|mut datapath, family, transport| {
+        let (near, far) = (Range::empty(Verdict::Reject), Range::empty(Verdict::Drop));
+        datapath.service_for(transport, frontend(family), near, far, 0);
+        let sent = frame(transport, client(family), frontend(family), SYN);
+        assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, REDIRECT);
+        assert_eq!(datapath.run(Hook::OutsideIngress, &sent).verdict, DROP);
+    });
+}
