@@ -1,0 +1,339 @@
+//! The loop: objects come in, the model says what has to change, the plane changes it.
+//!
+//! Nothing is written before there is a complete list of each kind, so that an agent that starts
+//! never takes a service for deleted that it has not heard of yet. Links are attended to from the
+//! first moment: what the kernel holds from a former run goes on serving new pods meanwhile.
+//!
+//! A batch of work is whatever has come while the batch before was written. There is no other
+//! pause, so that a single change is written at once and a flood of them in few, large batches.
+
+mod retries;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{self, MissedTickBehavior},
+};
+
+use self::retries::Retries;
+use crate::{
+    desired::{Change, Family, ServicePortName},
+    kernel::links::{Link, LinkEvent},
+    model::{Cluster, Conflict},
+    objects::Batch,
+    plane::{Outcome, Plane, PlaneError},
+};
+
+/// Failures that a log line each is worth; more are one line together.
+const NAMED_FAILURES: usize = 5;
+
+/// Where the agent hears of what happens.
+pub struct Inputs {
+    /// Objects.
+    pub batches: mpsc::Receiver<Batch>,
+    /// Links.
+    pub links: mpsc::Receiver<LinkEvent>,
+}
+
+/// What the agent tells others.
+pub struct Outputs {
+    /// The addresses of this node, which tell its uplinks.
+    pub node_addresses: watch::Sender<BTreeSet<IpAddr>>,
+    /// The families that have had a service.
+    pub families: watch::Sender<BTreeSet<Family>>,
+}
+
+/// What ties the model to a plane.
+pub struct Agent<P> {
+    plane: P,
+    cluster: Cluster,
+    outputs: Outputs,
+    started: Instant,
+    /// Whether the kernel has been given a complete state.
+    ready: bool,
+    conflicts: BTreeSet<Conflict>,
+    failed_services: Retries<ServicePortName>,
+    failed_node_addresses: Retries<()>,
+    failed_links: Retries<u32>,
+    /// The links of `failed_links`, by index.
+    links: BTreeMap<u32, Link>,
+}
+
+impl<P: Plane> Agent<P> {
+    /// An agent that has heard of nothing yet, of a process that was started then.
+    pub fn new(plane: P, outputs: Outputs, started: Instant) -> Self {
+        Self {
+            plane,
+            cluster: Cluster::default(),
+            outputs,
+            started,
+            ready: false,
+            conflicts: BTreeSet::new(),
+            failed_services: Retries::default(),
+            failed_node_addresses: Retries::default(),
+            failed_links: Retries::default(),
+            links: BTreeMap::new(),
+        }
+    }
+
+    /// Works until `stop` is. Fails if a source ends, which it never does by itself.
+    ///
+    /// The plane is called on the thread that runs this, and blocks it: nothing else of the agent
+    /// needs it, and what comes in meanwhile is the next batch.
+    pub async fn run(&mut self, mut inputs: Inputs, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+        let mut stop = std::pin::pin!(stop);
+        let mut second = time::interval(Duration::from_secs(1));
+        second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let retry = self.next_retry();
+            tokio::select! {
+                biased;
+                () = &mut stop => return Ok(()),
+                _ = second.tick() => self.plane.tick(),
+                event = inputs.links.recv() => match event {
+                    Some(event) => self.link(event),
+                    None => bail!("the links of the node are not watched any more"),
+                },
+                batch = inputs.batches.recv() => {
+                    let Some(batch) = batch else {
+                        bail!("the objects are not watched any more");
+                    };
+                    self.note(batch);
+                    while let Ok(batch) = inputs.batches.try_recv() {
+                        self.note(batch);
+                    }
+                    self.sync();
+                }
+                () = sleep_until(retry), if retry.is_some() => self.retry(),
+            }
+        }
+    }
+
+    fn note(&mut self, batch: Batch) {
+        for event in batch {
+            self.cluster.apply(event);
+        }
+    }
+
+    /// Brings the kernel up to date with the objects.
+    fn sync(&mut self) {
+        self.tell_node_addresses();
+        if self.ready {
+            let change = self.cluster.take_change();
+            self.tell_conflicts();
+            self.tell_families(&change);
+            if let Some(addresses) = &change.node_port_addresses {
+                tell_node_port_addresses(addresses);
+            }
+            self.apply(&change, "synced");
+        } else if self.cluster.awaited().is_empty() {
+            self.first_sync();
+        } else {
+            tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");
+        }
+    }
+
+    fn first_sync(&mut self) {
+        let start = Instant::now();
+        let change = self.cluster.take_change();
+        self.tell_conflicts();
+        self.tell_families(&change);
+        let state = self.cluster.state();
+        tell_node_port_addresses(&state.node_port_addresses);
+        let outcome = self.plane.replace(state);
+        self.ready = true;
+        tracing::info!(
+            services = self.cluster.services(),
+            service_ports = state.services.len(),
+            programmed = outcome.programmed,
+            failed = outcome.failed.len(),
+            writes = outcome.writes,
+            sync_ms = milliseconds(start),
+            elapsed_ms = milliseconds(self.started),
+            "ready"
+        );
+        self.note_failures(outcome);
+    }
+
+    fn apply(&mut self, change: &Change, what: &str) {
+        if change.is_empty() {
+            return;
+        }
+        let start = Instant::now();
+        let outcome = self.plane.apply(change);
+        for (name, service) in &change.services {
+            match service {
+                Some(service) => tracing::debug!(
+                    service = %name,
+                    frontends = service.frontends.len(),
+                    endpoints = service.endpoints.len(),
+                    "changed"
+                ),
+                None => tracing::debug!(service = %name, "removed"),
+            }
+        }
+        tracing::info!(
+            services = self.cluster.services(),
+            changed = change.services.len(),
+            programmed = outcome.programmed,
+            failed = outcome.failed.len(),
+            writes = outcome.writes,
+            sync_ms = milliseconds(start),
+            "{what}"
+        );
+
+        let failed: BTreeSet<&ServicePortName> = outcome.failed.iter().map(|(name, _)| name).collect();
+        for name in change.services.keys().filter(|name| !failed.contains(name)) {
+            self.failed_services.forget(name);
+        }
+        if change.node_port_addresses.is_some() && outcome.node_addresses.is_none() {
+            self.failed_node_addresses.forget(&());
+        }
+        self.note_failures(outcome);
+    }
+
+    /// Names what failed, to be tried again: later each time.
+    fn note_failures(&mut self, outcome: Outcome) {
+        let now = Instant::now();
+        let count = outcome.failed.len();
+        for (index, (name, error)) in outcome.failed.into_iter().enumerate() {
+            if index < NAMED_FAILURES {
+                tracing::warn!(service = %name, "keeps its former state: {error}");
+            } else {
+                tracing::debug!(service = %name, "keeps its former state: {error}");
+            }
+            // A plane does not learn another protocol by being asked again.
+            if matches!(error, PlaneError::Protocol(_)) {
+                self.failed_services.forget(&name);
+            } else {
+                self.failed_services.failed(name, now);
+            }
+        }
+        if count > NAMED_FAILURES {
+            tracing::warn!("{} more keep their former state", count - NAMED_FAILURES);
+        }
+        if let Some(error) = outcome.node_addresses {
+            tracing::warn!("the addresses for NodePorts stay as they were: {error}");
+            self.failed_node_addresses.failed((), now);
+        }
+    }
+
+    fn link(&mut self, event: LinkEvent) {
+        let index = match &event {
+            LinkEvent::Is(link) => link.index,
+            LinkEvent::Gone { index } => *index,
+        };
+        // Whatever was to be tried again: this is newer.
+        self.failed_links.forget(&index);
+        self.links.remove(&index);
+        self.try_link(index, event);
+    }
+
+    fn try_link(&mut self, index: u32, event: LinkEvent) {
+        let result = self.plane.link(&event);
+        match (event, result) {
+            (LinkEvent::Is(link), Ok(())) => {
+                self.failed_links.forget(&index);
+                self.links.remove(&index);
+                tracing::info!(link = link.name, index, role = ?link.role, "link is served");
+            }
+            (LinkEvent::Gone { .. }, Ok(())) => tracing::debug!(index, "link is gone"),
+            (LinkEvent::Is(link), Err(error)) => {
+                tracing::warn!(link = link.name, index, role = ?link.role, "not served: {error}");
+                self.failed_links.failed(index, Instant::now());
+                self.links.insert(index, link);
+            }
+            // The link takes its programs along.
+            (LinkEvent::Gone { .. }, Err(error)) => tracing::debug!(index, "{error}"),
+        }
+    }
+
+    fn next_retry(&self) -> Option<Instant> {
+        let services = self.failed_services.next();
+        let node_addresses = self.failed_node_addresses.next();
+        services
+            .into_iter()
+            .chain(node_addresses)
+            .chain(self.failed_links.next())
+            .min()
+    }
+
+    /// Tries again what is due, with what the model wants by now.
+    fn retry(&mut self) {
+        let now = Instant::now();
+        for index in self.failed_links.due(now) {
+            if let Some(link) = self.links.get(&index).cloned() {
+                self.try_link(index, LinkEvent::Is(link));
+            }
+        }
+
+        let state = self.cluster.state();
+        let names = self.failed_services.due(now).into_iter();
+        let services = names.map(|name| {
+            let wanted = state.services.get(&name).cloned();
+            (name, wanted)
+        });
+        let node_addresses_due = !self.failed_node_addresses.due(now).is_empty();
+        let change = Change {
+            services: services.collect(),
+            node_port_addresses: node_addresses_due.then(|| state.node_port_addresses.clone()),
+        };
+        self.apply(&change, "tried again");
+    }
+
+    fn tell_node_addresses(&self) {
+        let node = self.cluster.node();
+        let addresses: BTreeSet<IpAddr> = node.map(|node| node.addresses().collect()).unwrap_or_default();
+        self.outputs.node_addresses.send_if_modified(|before| {
+            let modified = *before != addresses;
+            *before = addresses;
+            modified
+        });
+    }
+
+    fn tell_families(&self, change: &Change) {
+        let served = change.services.iter().filter(|(_, service)| service.is_some());
+        let families: BTreeSet<Family> = served.map(|(name, _)| name.family).collect();
+        self.outputs.families.send_if_modified(|before| {
+            let count = before.len();
+            before.extend(families);
+            before.len() > count
+        });
+    }
+
+    /// Names the conflicts that are new.
+    fn tell_conflicts(&mut self) {
+        let conflicts: BTreeSet<Conflict> = self.cluster.conflicts().collect();
+        for conflict in conflicts.difference(&self.conflicts) {
+            tracing::warn!("conflict: {conflict}");
+        }
+        self.conflicts = conflicts;
+    }
+}
+
+fn tell_node_port_addresses(addresses: &BTreeSet<IpAddr>) {
+    if addresses.is_empty() {
+        tracing::warn!("NodePorts are not served until this node's Node object has an address");
+    } else {
+        tracing::info!(?addresses, "NodePorts are served");
+    }
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    (since.elapsed().as_secs_f64() * 1e6).round() / 1e3
+}
+
+async fn sleep_until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,288 @@
+//! The loop, with a plane that writes down what it is asked.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use super::*;
+use crate::{
+    desired::{Protocol, State},
+    kernel::links::Role,
+    model::{ClusterIps, Event, Node, ObjectName, Service, ServicePort, ServicePorts, Update},
+    plane::PlaneError,
+};
+
+/// What a plane was asked, and which names it is to refuse.
+#[derive(Default)]
+struct Record {
+    calls: Vec<String>,
+    refuse: Vec<String>,
+}
+
+#[derive(Clone, Default)]
+struct FakePlane(Arc<Mutex<Record>>);
+
+impl FakePlane {
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    fn refuse(&self, names: &[&str]) {
+        self.0.lock().unwrap().refuse = names.iter().map(|&name| name.to_owned()).collect();
+    }
+
+    fn write(&self, verb: &str, services: Vec<(&ServicePortName, bool)>) -> Outcome {
+        let mut record = self.0.lock().unwrap();
+        let mut outcome = Outcome::default();
+        let mut names = Vec::new();
+        for (name, served) in services {
+            names.push(format!("{}{}", if served { "+" } else { "-" }, name.name));
+            if record.refuse.contains(&name.name) {
+                outcome.failed.push((name.clone(), refusal(name.protocol)));
+            } else {
+                outcome.programmed += 1;
+            }
+        }
+        record.calls.push(format!("{verb} {}", names.join(" ")));
+        outcome
+    }
+}
+
+impl Plane for FakePlane {
+    fn replace(&mut self, state: &State) -> Outcome {
+        self.write("replace", state.services.keys().map(|name| (name, true)).collect())
+    }
+
+    fn apply(&mut self, change: &Change) -> Outcome {
+        let services = change.services.iter();
+        self.write(
+            "apply",
+            services.map(|(name, service)| (name, service.is_some())).collect(),
+        )
+    }
+
+    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError> {
+        let mut record = self.0.lock().unwrap();
+        let (call, name) = match event {
+            LinkEvent::Is(link) => (format!("link {}", link.name), link.name.clone()),
+            LinkEvent::Gone { index } => (format!("gone {index}"), String::new()),
+        };
+        record.calls.push(call);
+        if record.refuse.contains(&name) {
+            return Err(refusal(Protocol::Tcp));
+        }
+        Ok(())
+    }
+
+    fn tick(&mut self) {}
+}
+
+fn refusal(protocol: Protocol) -> PlaneError {
+    match protocol {
+        Protocol::Sctp => PlaneError::Protocol(protocol),
+        Protocol::Tcp | Protocol::Udp => PlaneError::MapFull {
+            map: "SERVICES",
+            capacity: 1,
+            flag: "--max-services",
+        },
+    }
+}
+
+struct Running {
+    plane: FakePlane,
+    batches: mpsc::Sender<Batch>,
+    links: mpsc::Sender<LinkEvent>,
+    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Running {
+    fn start() -> Self {
+        let plane = FakePlane::default();
+        let (batch_sender, batches) = crate::objects::channel();
+        let (link_sender, links) = mpsc::channel(8);
+        let (address_sender, node_addresses) = watch::channel(BTreeSet::new());
+        let (stop, stopped) = oneshot::channel();
+        let outputs = Outputs {
+            node_addresses: address_sender,
+            families: watch::channel(BTreeSet::new()).0,
+        };
+        let mut agent = Agent::new(plane.clone(), outputs, Instant::now());
+        let inputs = Inputs { batches, links };
+        let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
+        Self {
+            plane,
+            batches: batch_sender,
+            links: link_sender,
+            node_addresses,
+            stop,
+            task,
+        }
+    }
+
+    async fn send(&self, batch: Batch) {
+        self.batches.send(batch).await.unwrap();
+    }
+
+    async fn send_lists(&self, services: Vec<Service>) {
+        self.send(vec![list(services), no_slices(), Event::Node(Some(node()))])
+            .await;
+    }
+
+    /// The calls, once there are as many as that.
+    async fn calls(&self, count: usize) -> Vec<String> {
+        let mut calls = Vec::new();
+        for _ in 0..500 {
+            calls.extend(self.plane.calls());
+            if calls.len() >= count {
+                return calls;
+            }
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{count} calls expected: {calls:?}");
+    }
+}
+
+fn service(name: &str, last_octet: u8) -> Service {
+    service_of(Protocol::Tcp, name, last_octet)
+}
+
+fn service_of(protocol: Protocol, name: &str, last_octet: u8) -> Service {
+    let port = ServicePort {
+        name: String::new(),
+        protocol,
+        port: 80.try_into().unwrap(),
+        node_port: None,
+    };
+    Service {
+        name: ObjectName::new("shop", name),
+        cluster_ips: ClusterIps::new([IpAddr::from([10, 96, 0, last_octet])]).unwrap(),
+        ports: ServicePorts::new(vec![port]).unwrap(),
+        internal_traffic_policy: Default::default(),
+        external_traffic_policy: Default::default(),
+    }
+}
+
+fn node() -> Node {
+    Node {
+        internal_ips: vec![IpAddr::from([192, 168, 0, 1])],
+        external_ips: Vec::new(),
+    }
+}
+
+fn list(services: Vec<Service>) -> Event {
+    Event::Services(Update::Replace {
+        objects: services,
+        unreadable: Vec::new(),
+    })
+}
+
+fn no_slices() -> Event {
+    Event::EndpointSlices(Update::Replace {
+        objects: Vec::new(),
+        unreadable: Vec::new(),
+    })
+}
+
+fn applied(service: Service) -> Event {
+    Event::Services(Update::Apply(service))
+}
+
+fn link(name: &str) -> LinkEvent {
+    LinkEvent::Is(Link {
+        index: 7,
+        name: name.into(),
+        role: Role::Pod,
+    })
+}
+
+#[tokio::test]
+async fn nothing_is_written_before_each_kind_has_a_complete_list() {
+    let agent = Running::start();
+    agent.send(vec![list(vec![service("a", 1)])]).await;
+    agent.send(vec![no_slices()]).await;
+    time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+    agent.send(vec![Event::Node(None)]).await;
+    assert_eq!(agent.calls(1).await, ["replace +a"]);
+}
+
+#[tokio::test]
+async fn after_that_only_changes_are_written() {
+    let agent = Running::start();
+    agent.send_lists(vec![service("a", 1), service("b", 2)]).await;
+    assert_eq!(agent.calls(1).await, ["replace +a +b"]);
+    let gone = Event::Services(Update::Delete(ObjectName::new("shop", "a")));
+    agent.send(vec![gone, applied(service("c", 3))]).await;
+    assert_eq!(agent.calls(1).await, ["apply -a +c"]);
+    agent.send(vec![list(vec![service("b", 2), service("c", 3)])]).await;
+    agent.send(vec![applied(service("d", 4))]).await;
+    assert_eq!(agent.calls(1).await, ["apply +d"]);
+}
+
+#[tokio::test]
+async fn a_service_port_that_fails_is_tried_again_with_what_is_wanted_by_then() {
+    let agent = Running::start();
+    agent.plane.refuse(&["a"]);
+    agent.send_lists(vec![service("a", 1), service("b", 2)]).await;
+    assert_eq!(agent.calls(1).await, ["replace +a +b"]);
+    assert_eq!(agent.calls(1).await, ["apply +a"]);
+    agent.send(vec![list(vec![service("b", 2)])]).await;
+    assert_eq!(agent.calls(1).await, ["apply -a"]);
+    agent.plane.refuse(&[]);
+    assert_eq!(agent.calls(1).await, ["apply -a"]);
+    time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_protocol_that_the_plane_does_not_serve_is_not_tried_again() {
+    let agent = Running::start();
+    agent.plane.refuse(&["a"]);
+    agent.send_lists(vec![service_of(Protocol::Sctp, "a", 1)]).await;
+    assert_eq!(agent.calls(1).await, ["replace +a"]);
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn links_are_served_from_the_first_moment_and_tried_again() {
+    let agent = Running::start();
+    agent.plane.refuse(&["veth0"]);
+    agent.links.send(link("veth0")).await.unwrap();
+    assert_eq!(agent.calls(2).await, ["link veth0", "link veth0"]);
+    agent.plane.refuse(&[]);
+    assert_eq!(agent.calls(1).await, ["link veth0"]);
+}
+
+#[tokio::test]
+async fn a_link_that_is_gone_is_not_tried_again() {
+    let agent = Running::start();
+    agent.plane.refuse(&["veth0"]);
+    agent.links.send(link("veth0")).await.unwrap();
+    agent.links.send(LinkEvent::Gone { index: 7 }).await.unwrap();
+    assert_eq!(agent.calls(2).await, ["link veth0", "gone 7"]);
+    time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_watcher_of_links_is_told_the_nodes_addresses() {
+    let mut agent = Running::start();
+    agent.send_lists(Vec::new()).await;
+    agent.node_addresses.changed().await.unwrap();
+    let addresses = agent.node_addresses.borrow_and_update().clone();
+    assert_eq!(addresses, BTreeSet::from([IpAddr::from([192, 168, 0, 1])]));
+}
+
+#[tokio::test]
+async fn it_ends_when_it_is_told_to_and_fails_when_a_source_ends() {
+    let agent = Running::start();
+    agent.stop.send(()).unwrap();
+    assert!(agent.task.await.unwrap().is_ok());
+
+    let agent = Running::start();
+    drop(agent.batches);
+    assert!(agent.task.await.unwrap().is_err());
+}

@@ -1,0 +1,70 @@
+//! The command line: a file a verb.
+//!
+//! Exit codes: 0 all went well, 1 something failed and was said on standard error, 2 the command
+//! line makes no sense.
+
+mod cleanup;
+mod logging;
+mod run;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Kubernetes Services on a node: a BPF data path and the agent that keeps it true
+#[derive(Debug, Parser)]
+#[command(name = "lb-agent", version, arg_required_else_help = true)]
+#[command(after_help = "\
+Exit codes: 0 all went well, 1 something failed, 2 the command line makes no sense.")]
+pub struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Run(run::Run),
+    Cleanup(cleanup::Cleanup),
+    Version(version::Version),
+}
+
+/// Does what the command line says.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.verb {
+        Verb::Run(verb) => verb.run(),
+        Verb::Cleanup(verb) => verb.run(),
+        Verb::Version(verb) => {
+            verb.run();
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_unknown_flag_is_a_usage_error_that_names_it() {
+        let error = Cli::try_parse_from(["lb-agent", "run", "--no-such-flag"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--no-such-flag"));
+    }
+}

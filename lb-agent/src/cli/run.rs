@@ -1,0 +1,164 @@
+//! `lb-agent run`.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    task::JoinSet,
+};
+
+use super::logging;
+use crate::{
+    agent::{Agent, Inputs, Outputs},
+    config::{Config, Settings, SocketLb, Source},
+    desired::Family,
+    kernel::{cgroup, links, preflight},
+    objects::{self, folder, kube},
+    plane::ebpf::{EbpfOptions, EbpfPlane},
+};
+
+/// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
+/// serving then; `lb-agent cleanup` removes it
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each flag is also a variable of the environment and a field of the --config file, there in
+camelCase: --max-services, LB_AGENT_MAX_SERVICES, maxServices. The flag comes first, then the
+environment, then the file.")]
+pub(super) struct Run {
+    /// Settings that are not given as flags or in the environment, as YAML
+    #[arg(long, value_name = "FILE", env = "LB_AGENT_CONFIG")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Run {
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        let settings = match &self.config {
+            Some(path) => self.settings.or(Settings::read(path)?),
+            None => self.settings,
+        };
+        let config = Config::new(settings)?;
+        logging::start(config.log_level, config.log_format);
+        // The loop has the main thread to itself; watches and links share the others.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        runtime.block_on(serve(config, started))
+    }
+}
+
+async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    let rules = links::LinkRules::parse(&config.link_rules)?;
+
+    // The source begins before the plane does: what is wrong with it is said before the kernel is
+    // touched, and objects come in while programs are loaded.
+    let (sender, batches) = objects::channel();
+    let mut watches = JoinSet::new();
+    let source = match &config.source {
+        Source::Folder(folder) => {
+            folder::watch(folder.clone(), &config.node_name, sender)?;
+            folder.display().to_string()
+        }
+        Source::ApiServer { kubeconfig, url } => {
+            let options = kube::ApiServerOptions {
+                kubeconfig: kubeconfig.clone(),
+                url: url.clone(),
+            };
+            let server = kube::ApiServer::configure(&options).await?;
+            watches = kube::watch(&server, &config.node_name, &sender);
+            server.url().to_owned()
+        }
+    };
+    let plane = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
+    tracing::info!(node = config.node_name, source, "started");
+
+    let (node_addresses, known_addresses) = watch::channel(BTreeSet::new());
+    let (families, served_families) = watch::channel(BTreeSet::new());
+    let (link_events, _links) = links::watch(rules, known_addresses);
+    tokio::spawn(check_sysctls(served_families, config.set_sysctls));
+
+    let outputs = Outputs {
+        node_addresses,
+        families,
+    };
+    let inputs = Inputs {
+        batches,
+        links: link_events,
+    };
+    let mut agent = Agent::new(plane, outputs, started);
+    tokio::select! {
+        result = agent.run(inputs, stop) => result?,
+        Some(ended) = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
+    }
+    tracing::info!("stopped; what has been programmed goes on serving");
+    Ok(())
+}
+
+fn plane_options(config: &Config) -> anyhow::Result<EbpfOptions> {
+    let cgroup = match (config.socket_lb, &config.cgroup) {
+        (SocketLb::Off, _) => None,
+        (SocketLb::Host, Some(cgroup)) => Some(cgroup.clone()),
+        (SocketLb::Host, None) => Some(cgroup::root()?),
+    };
+    Ok(EbpfOptions {
+        bpffs: config.bpffs.clone(),
+        cgroup,
+        masquerade_mark: config.masquerade_mark,
+        sizes: config.sizes,
+        force_clsact: false,
+    })
+}
+
+/// Resolves when the process is asked to stop.
+fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// Names the sysctls that are not as they must be, or sets them, as soon as a family has a service.
+async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool) {
+    let mut checked = BTreeSet::new();
+    while served.changed().await.is_ok() {
+        let families: BTreeSet<Family> = served.borrow_and_update().clone();
+        let new: Vec<Family> = families.difference(&checked).copied().collect();
+        checked = families;
+        let findings = match preflight::check(&new) {
+            Ok(findings) => findings,
+            Err(error) => {
+                tracing::warn!("the sysctls cannot be read: {error}");
+                continue;
+            }
+        };
+        let (done, failed) = if set {
+            preflight::set(&findings)
+        } else {
+            Default::default()
+        };
+        for finding in &done {
+            tracing::info!(sysctl = finding.name, before = finding.value, "set");
+        }
+        for (finding, error) in failed {
+            tracing::warn!("{} cannot be set: {error}", finding.name);
+        }
+        for finding in findings.iter().filter(|finding| !done.contains(finding)) {
+            match finding.severity {
+                preflight::Severity::Problem => tracing::warn!("{finding}"),
+                preflight::Severity::Note => tracing::info!("{finding}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! What the agent is told to do: by flags, by the environment, by a file.
+//!
+//! There is one list of settings. Each is a flag (`--max-services`), a variable of the environment
+//! (`LB_AGENT_MAX_SERVICES`) and a field of the file given by `--config` (`maxServices`). The flag
+//! comes first, then the environment, then the file, then the default.
+
+use std::{
+    fs,
+    num::{NonZeroU32, ParseIntError},
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context, bail};
+use lb_common::config::DEFAULT_MASQUERADE_MARK;
+use serde::Deserialize;
+
+use crate::plane::ebpf::MapSizes;
+
+/// A setting each, where it is given.
+#[derive(Clone, PartialEq, Eq, Debug, Default, clap::Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct Settings {
+    /// Read Services, EndpointSlices and this Node from the manifests in this folder, and follow
+    /// their changes, instead of talking to an API server
+    #[arg(long, value_name = "DIR", env = "LB_AGENT_SOURCE")]
+    pub source: Option<PathBuf>,
+
+    /// Kubeconfig for the API server [default: the pod's service account, else what kubectl reads]
+    #[arg(long, value_name = "FILE", env = "LB_AGENT_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// URL of the API server, in place of the one in the kubeconfig
+    #[arg(long, value_name = "URL", env = "LB_AGENT_APISERVER")]
+    pub apiserver: Option<String>,
+
+    /// Name of this node's Node object [default: $NODE_NAME, else the host's name]
+    #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME")]
+    pub node_name: Option<String>,
+
+    /// The BPF file system, for maps and programs that outlive the agent [default: /sys/fs/bpf]
+    #[arg(long, value_name = "DIR", env = "LB_AGENT_BPFFS")]
+    pub bpffs: Option<PathBuf>,
+
+    /// The cgroup whose sockets are translated [default: where cgroup v2 is mounted]
+    #[arg(long, value_name = "DIR", env = "LB_AGENT_CGROUP")]
+    pub cgroup: Option<PathBuf>,
+
+    /// Whose sockets are translated when they connect [default: host]
+    #[arg(long, value_name = "WHO", env = "LB_AGENT_SOCKET_LB")]
+    pub socket_lb: Option<SocketLb>,
+
+    /// Bit of the packet mark that asks the kernel to masquerade [default: 0x4000]
+    #[arg(long, value_name = "BIT", env = "LB_AGENT_MASQUERADE_MARK")]
+    pub masquerade_mark: Option<Mark>,
+
+    /// Room for frontends: addresses and ports that clients dial [default: 262144]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SERVICES")]
+    pub max_services: Option<NonZeroU32>,
+
+    /// Room for the endpoints that frontends choose from [default: 1048576]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SLOTS")]
+    pub max_slots: Option<NonZeroU32>,
+
+    /// Room for endpoints [default: 524288]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_BACKENDS")]
+    pub max_backends: Option<NonZeroU32>,
+
+    /// Room for flows, of which each takes two [default: 524288]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_FLOWS")]
+    pub max_flows: Option<NonZeroU32>,
+
+    /// Room for sockets of the host that are translated [default: 131072]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SOCKETS")]
+    pub max_sockets: Option<NonZeroU32>,
+
+    /// What the links are whose whole names match: `REGEX=pod`, `=uplink`, `=tunnel` or `=ignore`.
+    /// May be given several times; the first that matches counts [default: by the kind of link]
+    #[arg(long, value_name = "RULE")]
+    pub link: Vec<String>,
+
+    /// Set the sysctls that are not as they must be, instead of only naming them [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_SET_SYSCTLS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub set_sysctls: Option<bool>,
+
+    /// How much to log [default: info]
+    #[arg(long, value_name = "LEVEL", env = "LB_AGENT_LOG_LEVEL")]
+    pub log_level: Option<LogLevel>,
+
+    /// How to log [default: text]
+    #[arg(long, value_name = "FORMAT", env = "LB_AGENT_LOG_FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+/// Whose sockets are translated when they connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketLb {
+    /// Those of the host's network namespace.
+    #[default]
+    Host,
+    /// Nobody's: a process of the host reaches services only where its packets pass a link that
+    /// is served.
+    Off,
+}
+
+/// How much to log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What stops the agent.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// One line a change.
+    #[default]
+    Info,
+    /// One line a service port that changes.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// How to log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// One bit of a packet's mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "u32")]
+pub struct Mark(u32);
+
+/// Why something is not one bit of a mark.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum InvalidMark {
+    /// Not a number.
+    #[error("not a number: {0}")]
+    Number(#[from] ParseIntError),
+    /// None, or more than one bit.
+    #[error("{0:#x} is not one bit")]
+    Bits(u32),
+}
+
+impl Mark {
+    /// The mark with this bit and no other.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for Mark {
+    type Error = InvalidMark;
+
+    fn try_from(mark: u32) -> Result<Self, Self::Error> {
+        if mark.is_power_of_two() {
+            Ok(Self(mark))
+        } else {
+            Err(InvalidMark::Bits(mark))
+        }
+    }
+}
+
+impl FromStr for Mark {
+    type Err = InvalidMark;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mark = match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16)?,
+            None => text.parse()?,
+        };
+        mark.try_into()
+    }
+}
+
+impl Settings {
+    /// Those of a file.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let context = || format!("--config {}", path.display());
+        let text = fs::read_to_string(path).with_context(context)?;
+        Self::parse(&text).with_context(context)
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        // An empty file sets nothing.
+        let settings: Option<Self> =
+            serde_saphyr::from_str_with_options(text, serde_saphyr::options! { with_snippet: false })?;
+        Ok(settings.unwrap_or_default())
+    }
+
+    /// These, and where one is not given, that of the `others`.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            source: self.source.or(others.source),
+            kubeconfig: self.kubeconfig.or(others.kubeconfig),
+            apiserver: self.apiserver.or(others.apiserver),
+            node_name: self.node_name.or(others.node_name),
+            bpffs: self.bpffs.or(others.bpffs),
+            cgroup: self.cgroup.or(others.cgroup),
+            socket_lb: self.socket_lb.or(others.socket_lb),
+            masquerade_mark: self.masquerade_mark.or(others.masquerade_mark),
+            max_services: self.max_services.or(others.max_services),
+            max_slots: self.max_slots.or(others.max_slots),
+            max_backends: self.max_backends.or(others.max_backends),
+            max_flows: self.max_flows.or(others.max_flows),
+            max_sockets: self.max_sockets.or(others.max_sockets),
+            link: if self.link.is_empty() { others.link } else { self.link },
+            set_sysctls: self.set_sysctls.or(others.set_sysctls),
+            log_level: self.log_level.or(others.log_level),
+            log_format: self.log_format.or(others.log_format),
+        }
+    }
+}
+
+/// Where objects come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A folder of manifests.
+    Folder(PathBuf),
+    /// An API server.
+    ApiServer {
+        /// Kubeconfig.
+        kubeconfig: Option<PathBuf>,
+        /// URL, in place of the kubeconfig's.
+        url: Option<String>,
+    },
+}
+
+/// All that the agent needs to know to run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Where objects come from.
+    pub source: Source,
+    /// Name of this node.
+    pub node_name: String,
+    /// The BPF file system.
+    pub bpffs: PathBuf,
+    /// The cgroup whose sockets are translated, if it was said.
+    pub cgroup: Option<PathBuf>,
+    /// Whose sockets are translated.
+    pub socket_lb: SocketLb,
+    /// Bit of the mark.
+    pub masquerade_mark: u32,
+    /// Sizes of the maps.
+    pub sizes: MapSizes,
+    /// Rules for links.
+    pub link_rules: Vec<String>,
+    /// Whether to set sysctls.
+    pub set_sysctls: bool,
+    /// How much to log.
+    pub log_level: LogLevel,
+    /// How to log.
+    pub log_format: LogFormat,
+}
+
+/// Where the BPF file system is, unless it was said.
+pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
+
+impl Config {
+    /// The settings with every default filled in.
+    pub fn new(settings: Settings) -> anyhow::Result<Self> {
+        let source = match settings {
+            Settings {
+                source: Some(_),
+                kubeconfig: Some(_),
+                ..
+            } => bail!("source and kubeconfig exclude each other"),
+            Settings {
+                source: Some(_),
+                apiserver: Some(_),
+                ..
+            } => bail!("source and apiserver exclude each other"),
+            Settings {
+                source: Some(folder), ..
+            } => Source::Folder(folder),
+            Settings {
+                kubeconfig,
+                apiserver: url,
+                ..
+            } => Source::ApiServer { kubeconfig, url },
+        };
+        let sizes = MapSizes::default();
+        let size = |size: Option<NonZeroU32>, default| size.map_or(default, NonZeroU32::get);
+        Ok(Self {
+            source,
+            node_name: match settings.node_name {
+                Some(name) => name,
+                None => default_node_name()?,
+            },
+            bpffs: settings.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
+            cgroup: settings.cgroup,
+            socket_lb: settings.socket_lb.unwrap_or_default(),
+            masquerade_mark: settings.masquerade_mark.map_or(DEFAULT_MASQUERADE_MARK, Mark::get),
+            sizes: MapSizes {
+                services: size(settings.max_services, sizes.services),
+                slots: size(settings.max_slots, sizes.slots),
+                backends: size(settings.max_backends, sizes.backends),
+                flows: size(settings.max_flows, sizes.flows),
+                sockets: size(settings.max_sockets, sizes.sockets),
+            },
+            link_rules: settings.link,
+            set_sysctls: settings.set_sysctls.unwrap_or(false),
+            log_level: settings.log_level.unwrap_or_default(),
+            log_format: settings.log_format.unwrap_or_default(),
+        })
+    }
+}
+
+fn default_node_name() -> anyhow::Result<String> {
+    if let Ok(name) = std::env::var("NODE_NAME") {
+        return Ok(name);
+    }
+    // As kubelet does: names of objects have no capitals.
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").context("the host's name")?;
+    Ok(name.trim().to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, CommandFactory as _, Parser};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    fn flags(flags: &[&str]) -> Result<Settings, clap::Error> {
+        Flags::try_parse_from([&["lb-agent"], flags].concat()).map(|flags| flags.settings)
+    }
+
+    #[test]
+    fn a_flag_comes_before_the_file_and_the_file_before_the_default() {
+        let file = Settings::parse("maxServices: 10\nmaxSlots: 20\nlink: ['eth.*=uplink']").unwrap();
+        let settings = flags(&["--max-services", "1"]).unwrap().or(file);
+        let config = Config::new(settings).unwrap();
+        assert_eq!(config.sizes.services, 1);
+        assert_eq!(config.sizes.slots, 20);
+        assert_eq!(config.sizes.backends, MapSizes::default().backends);
+        assert_eq!(config.link_rules, ["eth.*=uplink"]);
+    }
+
+    #[test]
+    fn every_setting_has_one_name_in_three_spellings() {
+        let command = Settings::augment_args(clap::Command::new("lb-agent"));
+        for argument in command.get_arguments() {
+            let flag = argument.get_long().unwrap();
+            let mut field = String::new();
+            for word in flag.split('-') {
+                let (first, rest) = word.split_at(1);
+                let first = if field.is_empty() {
+                    first.into()
+                } else {
+                    first.to_uppercase()
+                };
+                field += &(first + rest);
+            }
+            // A field that is not known is another error than one that is null.
+            let error = Settings::parse(&format!("{field}: {{}}")).unwrap_err().to_string();
+            assert!(!error.contains("unknown field"), "{flag}: {error}");
+            if let Some(variable) = argument.get_env() {
+                let expected = format!("LB_AGENT_{}", flag.replace('-', "_").to_uppercase());
+                assert_eq!(variable.to_str(), Some(expected.as_str()));
+            }
+        }
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn what_is_not_known_is_an_error_that_names_it() {
+        let error = Settings::parse("maxServices: 1\nmaxService: 1")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("maxService`") && error.contains("line 2"), "{error}");
+        let error = flags(&["--max-service", "1"]).unwrap_err().to_string();
+        assert!(error.contains("--max-service"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_file_sets_nothing() {
+        for text in ["", "# Nothing.\n", "{}"] {
+            assert_eq!(Settings::parse(text).unwrap(), Settings::default());
+        }
+    }
+
+    #[test]
+    fn a_mark_is_one_bit() {
+        let mark = |text| flags(&["--masquerade-mark", text]).map(|flags| flags.masquerade_mark);
+        assert_eq!(mark("0x4000").unwrap(), Some(Mark(0x4000)));
+        assert_eq!(mark("16384").unwrap(), Some(Mark(0x4000)));
+        for wrong in ["0", "0x4001", "x"] {
+            assert!(mark(wrong).is_err(), "{wrong}");
+        }
+        let file = Settings::parse("masqueradeMark: 0x8000").unwrap();
+        assert_eq!(file.masquerade_mark, Some(Mark(0x8000)));
+        assert!(Settings::parse("masqueradeMark: 3").is_err());
+    }
+
+    #[test]
+    fn a_switch_may_be_turned_off_again() {
+        let file = || Settings::parse("setSysctls: true").unwrap();
+        assert_eq!(flags(&["--set-sysctls"]).unwrap().set_sysctls, Some(true));
+        let settings = flags(&["--set-sysctls=false"]).unwrap().or(file());
+        assert_eq!(settings.set_sysctls, Some(false));
+    }
+
+    #[test]
+    fn there_is_one_source() {
+        let settings = Settings::parse("source: /manifests\nkubeconfig: /kubeconfig").unwrap();
+        let error = Config::new(settings).unwrap_err();
+        assert_eq!(error.to_string(), "source and kubeconfig exclude each other");
+        let settings = Settings::parse("apiserver: http://127.0.0.1:8080").unwrap();
+        let source = Source::ApiServer {
+            kubeconfig: None,
+            url: Some("http://127.0.0.1:8080".into()),
+        };
+        assert_eq!(Config::new(settings).unwrap().source, source);
+    }
+}

@@ -1,0 +1,63 @@
+//! The links of this network namespace, and what each is to us.
+//!
+//! Found over netlink as they come, change and go; names play no part unless a rule of the user's
+//! says so. The first row that fits decides:
+//!
+//! | link | role | why |
+//! |---|---|---|
+//! | named by a rule of the user's | what the rule says | the user knows |
+//! | loopback; `dummy`, `ifb`, `nlmon`, `vrf`, `vcan` | none | no packet of a client comes in there; addresses of the node may well live there |
+//! | owns an address of the Node, or a default route leads through it | uplink | whatever it is: the `bridge` or `openvswitch` port that took over a card's address, a `bond`, a `vlan` of one, the `veth` of a node that is a container itself |
+//! | `vxlan`, `geneve`, `gre*`, `ip6gre*`, `erspan*`, `ipip`, `sit`, `ip6tnl`, `vti*`, `xfrm`, `wireguard`, `bareudp`, `tun` without Ethernet | tunnel | packets of other nodes and of peers come in there |
+//! | `veth`, `netkit` whose peer is in another network namespace, bridge port or not | pod | the host side of a pod's link |
+//! | other `veth`, `netkit` | none | both ends are the node's own: what passes there has passed another hook |
+//! | port of a `bridge`, `bond`, `team`, Open vSwitch | none | its packets come up again on the master, or on a `vlan` of that, which have their own row; between ports of one bridge, the pods' own links translate |
+//! | a card, in a `vrf` or not | uplink | also without an address: clients may come to load balancer addresses there |
+//! | `bond`, `team`, `vlan`, `macsec`, `ipoib` | uplink | like cards. Where the link below is an uplink too, a packet passes two hooks, and the second finds nothing left to translate |
+//! | `bridge` | none | its pods' links, and its uplink's, translate |
+//! | `macvlan`, `macvtap`, `ipvlan`, `ipvtap` | none | those of pods are in their namespaces, out of reach from here: their host processes' and pods' sockets are translated at the cgroup. The node's own falls under its address or default route |
+//! | anything else (`tun` with Ethernet, i.e. tap, ...) | none | unknown: a rule can say |
+
+mod classify;
+mod messages;
+mod rules;
+mod table;
+mod watch;
+
+pub use classify::{Facts, classify};
+pub use rules::{LinkRuleError, LinkRules};
+pub use watch::watch;
+
+/// What a link is to the data path.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Role {
+    /// The host side of a pod's link. Clients behind it are on this node.
+    Pod,
+    /// Leads out of the node.
+    Uplink,
+    /// An overlay between nodes.
+    Tunnel,
+}
+
+/// A link that takes part.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Interface index.
+    pub index: u32,
+    /// Name.
+    pub name: String,
+    /// Role.
+    pub role: Role,
+}
+
+/// What happened to a link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkEvent {
+    /// It takes part now, or in another role.
+    Is(Link),
+    /// It is gone, or takes part no more. The index is free for another link.
+    Gone {
+        /// Interface index.
+        index: u32,
+    },
+}

@@ -1,0 +1,355 @@
+//! What is known of all links, and what of it has been told.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use super::{Facts, Link, LinkEvent, LinkRules, classify};
+
+/// The links.
+#[derive(Debug, Default)]
+pub(super) struct LinkTable {
+    rules: LinkRules,
+    node_addresses: BTreeSet<IpAddr>,
+    links: BTreeMap<u32, Facts>,
+    addresses: HashMap<u32, BTreeSet<IpAddr>>,
+    default_routes: BTreeSet<u32>,
+    /// The addresses of the Node are known, or not waited for any more.
+    knows_node: bool,
+    /// What was last told of each link.
+    told: BTreeMap<u32, Option<Link>>,
+}
+
+/// What a dump says.
+#[derive(Debug, Default)]
+pub(super) struct Snapshot {
+    /// All links.
+    pub(super) links: Vec<Facts>,
+    /// All addresses, with the index of their link.
+    pub(super) addresses: Vec<(u32, IpAddr)>,
+    /// The links that default routes lead through.
+    pub(super) default_routes: BTreeSet<u32>,
+}
+
+impl LinkTable {
+    /// Nothing known yet.
+    pub(super) fn new(rules: LinkRules, node_addresses: BTreeSet<IpAddr>) -> Self {
+        Self {
+            rules,
+            knows_node: !node_addresses.is_empty(),
+            node_addresses,
+            ..Self::default()
+        }
+    }
+
+    /// Waits no more for the addresses of the Node.
+    pub(super) fn give_up_on_node(&mut self) -> Vec<LinkEvent> {
+        self.knows_node = true;
+        self.tell_all()
+    }
+
+    /// Everything anew: at the start, and after messages were lost. Tells of every link, also of
+    /// those that take no part and of those that have not changed: what was programmed before the
+    /// start is not known here, and a lost message may have told of another link that has the index
+    /// now.
+    pub(super) fn reset(&mut self, snapshot: Snapshot) -> Vec<LinkEvent> {
+        self.links = snapshot.links.into_iter().map(|facts| (facts.index, facts)).collect();
+        self.addresses.clear();
+        for (index, address) in snapshot.addresses {
+            self.addresses.entry(index).or_default().insert(address);
+        }
+        self.default_routes = snapshot.default_routes;
+        let mut gone: Vec<LinkEvent> = Vec::new();
+        for (index, told) in std::mem::take(&mut self.told) {
+            if told.is_some() && !self.links.contains_key(&index) {
+                gone.push(LinkEvent::Gone { index });
+            }
+        }
+        let events = self.tell_all();
+        gone.into_iter().chain(events).collect()
+    }
+
+    /// A link came or changed.
+    pub(super) fn set_link(&mut self, facts: Facts) -> Option<LinkEvent> {
+        let index = facts.index;
+        self.links.insert(index, facts);
+        self.tell(index)
+    }
+
+    /// A link went.
+    pub(super) fn remove_link(&mut self, index: u32) -> Option<LinkEvent> {
+        self.links.remove(&index);
+        self.addresses.remove(&index);
+        self.default_routes.remove(&index);
+        self.told.remove(&index).flatten().map(|_| LinkEvent::Gone { index })
+    }
+
+    /// A link has an address.
+    pub(super) fn add_address(&mut self, index: u32, address: IpAddr) -> Option<LinkEvent> {
+        self.addresses.entry(index).or_default().insert(address);
+        self.tell(index)
+    }
+
+    /// A link has an address no more.
+    pub(super) fn remove_address(&mut self, index: u32, address: IpAddr) -> Option<LinkEvent> {
+        self.addresses.get_mut(&index)?.remove(&address);
+        self.tell(index)
+    }
+
+    /// Default routes lead through these links.
+    pub(super) fn set_default_routes(&mut self, links: BTreeSet<u32>) -> Vec<LinkEvent> {
+        let changed: Vec<u32> = links.symmetric_difference(&self.default_routes).copied().collect();
+        self.default_routes = links;
+        changed.into_iter().filter_map(|index| self.tell(index)).collect()
+    }
+
+    /// Whether a default route leads through a link, as far as is known.
+    pub(super) fn has_default_route(&self, index: u32) -> bool {
+        self.default_routes.contains(&index)
+    }
+
+    /// The Node has these addresses.
+    pub(super) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Vec<LinkEvent> {
+        self.knows_node |= !addresses.is_empty();
+        self.node_addresses = addresses;
+        self.tell_all()
+    }
+
+    /// A link of the node that may change with the coming, moving or going of `facts`: its peer. The
+    /// kernel tells of the one that moves, and not of the one whose peer moves. Of a new pair, only
+    /// the second is told with its peer, so both sides are looked at.
+    pub(super) fn peer_to_ask(&self, facts: &Facts) -> Option<u32> {
+        if !facts.is_of_pair() {
+            return None;
+        }
+        let named = facts.peer.filter(|_| !facts.is_peer_elsewhere);
+        let named = named.filter(|peer| self.links.get(peer).is_some_and(Facts::is_of_pair));
+        named.or_else(|| {
+            let names_it =
+                |other: &&Facts| other.is_of_pair() && !other.is_peer_elsewhere && other.peer == Some(facts.index);
+            self.links.values().find(names_it).map(|other| other.index)
+        })
+    }
+
+    /// Whether `facts` are new to the table.
+    pub(super) fn is_new(&self, facts: &Facts) -> bool {
+        !self.links.contains_key(&facts.index)
+    }
+
+    /// What is known of a link.
+    pub(super) fn link(&self, index: u32) -> Option<&Facts> {
+        self.links.get(&index)
+    }
+
+    fn tell_all(&mut self) -> Vec<LinkEvent> {
+        let indices: Vec<u32> = self.links.keys().copied().collect();
+        indices.into_iter().filter_map(|index| self.tell(index)).collect()
+    }
+
+    /// The event of a link whose role or name is not what was last told.
+    fn tell(&mut self, index: u32) -> Option<LinkEvent> {
+        let facts = self.links.get(&index)?;
+        if self.depends_on_node(facts) {
+            return None;
+        }
+        let now = self.part_of(facts);
+        if self.told.get(&index) == Some(&now) {
+            return None;
+        }
+        let event = match &now {
+            Some(link) => LinkEvent::Is(link.clone()),
+            None => LinkEvent::Gone { index },
+        };
+        self.told.insert(index, now);
+        Some(event)
+    }
+
+    /// Whether the Node's addresses, not yet known, may make an uplink of a link that looks like a
+    /// pod's or like none. After a restart it would be the wrong program for a moment otherwise.
+    fn depends_on_node(&self, facts: &Facts) -> bool {
+        !self.knows_node
+            && !self.default_routes.contains(&facts.index)
+            && self.rules.role(&facts.name).is_none()
+            && classify(facts, true) != classify(facts, false)
+            && self
+                .addresses
+                .get(&facts.index)
+                .is_some_and(|own| own.iter().any(may_be_the_nodes))
+    }
+
+    /// The part that a link takes.
+    fn part_of(&self, facts: &Facts) -> Option<Link> {
+        let leads_out = self.default_routes.contains(&facts.index)
+            || self
+                .addresses
+                .get(&facts.index)
+                .is_some_and(|own| !own.is_disjoint(&self.node_addresses));
+        let role = match self.rules.role(&facts.name) {
+            Some(role) => role,
+            None => classify(facts, leads_out),
+        };
+        role.map(|role| Link {
+            index: facts.index,
+            name: facts.name.clone(),
+            role,
+        })
+    }
+}
+
+/// Every link has a link-local address, and no Node has one.
+fn may_be_the_nodes(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => !v4.is_link_local(),
+        IpAddr::V6(v6) => !v6.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::links::Role;
+
+    fn veth(index: u32, peer: u32, elsewhere: bool) -> Facts {
+        Facts {
+            index,
+            name: format!("veth{index}"),
+            kind: Some("veth".to_owned()),
+            is_ethernet: true,
+            peer: Some(peer),
+            is_peer_elsewhere: elsewhere,
+            ..Facts::default()
+        }
+    }
+
+    fn is(index: u32, role: Role) -> LinkEvent {
+        LinkEvent::Is(Link {
+            index,
+            name: format!("veth{index}"),
+            role,
+        })
+    }
+
+    fn table() -> LinkTable {
+        LinkTable::new(LinkRules::default(), BTreeSet::from([node_address()]))
+    }
+
+    fn node_address() -> IpAddr {
+        IpAddr::from([192, 0, 2, 1])
+    }
+
+    #[test]
+    fn a_link_is_told_once_and_again_only_when_its_part_changes() {
+        let mut table = table();
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Pod)));
+        assert_eq!(table.set_link(veth(5, 2, true)), None);
+        let mut in_bridge = veth(5, 2, true);
+        in_bridge.master = Some(3);
+        assert_eq!(table.set_link(in_bridge), None);
+        assert_eq!(table.remove_link(5), Some(LinkEvent::Gone { index: 5 }));
+        assert_eq!(table.remove_link(5), None);
+    }
+
+    #[test]
+    fn an_address_of_the_node_makes_an_uplink_and_its_end_unmakes_it() {
+        let mut table = table();
+        table.set_link(veth(5, 2, true));
+        assert_eq!(table.add_address(5, IpAddr::from([10, 0, 0, 1])), None);
+        assert_eq!(table.add_address(5, node_address()), Some(is(5, Role::Uplink)));
+        assert_eq!(table.remove_address(5, node_address()), Some(is(5, Role::Pod)));
+        let addresses = BTreeSet::from([IpAddr::from([10, 0, 0, 1])]);
+        assert_eq!(table.set_node_addresses(addresses), [is(5, Role::Uplink)]);
+    }
+
+    #[test]
+    fn an_address_may_be_told_before_its_link() {
+        let mut table = table();
+        assert_eq!(table.add_address(5, node_address()), None);
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Uplink)));
+    }
+
+    #[test]
+    fn a_default_route_makes_an_uplink() {
+        let mut table = table();
+        table.set_link(veth(5, 2, true));
+        table.set_link(veth(6, 2, true));
+        assert_eq!(table.set_default_routes(BTreeSet::from([5])), [is(5, Role::Uplink)]);
+        assert_eq!(
+            table.set_default_routes(BTreeSet::from([6])),
+            [is(5, Role::Pod), is(6, Role::Uplink)]
+        );
+    }
+
+    #[test]
+    fn at_the_start_and_after_a_loss_every_link_is_told() {
+        let mut table = table();
+        let snapshot = || Snapshot {
+            links: vec![veth(5, 2, true), veth(6, 7, false)],
+            addresses: vec![(5, node_address())],
+            default_routes: BTreeSet::new(),
+        };
+        let all = [is(5, Role::Uplink), LinkEvent::Gone { index: 6 }];
+        assert_eq!(table.reset(snapshot()), all);
+        table.set_link(veth(9, 2, true));
+        let events = table.reset(snapshot());
+        assert_eq!(events[0], LinkEvent::Gone { index: 9 });
+        assert_eq!(events[1..], all);
+    }
+
+    #[test]
+    fn what_depends_on_the_nodes_addresses_waits_for_them() {
+        let snapshot = || Snapshot {
+            links: vec![veth(5, 2, true), veth(6, 2, true), veth(7, 2, true)],
+            addresses: vec![
+                (5, node_address()),
+                (6, "fe80::1".parse().unwrap()),
+                (7, IpAddr::from([10, 0, 0, 1])),
+            ],
+            default_routes: BTreeSet::new(),
+        };
+        let mut table = LinkTable::new(LinkRules::default(), BTreeSet::new());
+        assert_eq!(table.reset(snapshot()), [is(6, Role::Pod)]);
+        let events = table.set_node_addresses(BTreeSet::from([node_address()]));
+        assert_eq!(events, [is(5, Role::Uplink), is(7, Role::Pod)]);
+
+        let mut table = LinkTable::new(LinkRules::default(), BTreeSet::new());
+        table.reset(snapshot());
+        assert_eq!(table.give_up_on_node(), [is(5, Role::Pod), is(7, Role::Pod)]);
+        // Known once, they stay known.
+        assert_eq!(
+            table.set_node_addresses(BTreeSet::from([node_address()])),
+            [is(5, Role::Uplink)]
+        );
+        assert_eq!(table.set_node_addresses(BTreeSet::new()), [is(5, Role::Pod)]);
+    }
+
+    #[test]
+    fn the_peer_of_a_link_that_moves_is_to_be_asked() {
+        let mut table = table();
+        let first = Facts {
+            peer: None,
+            ..veth(6, 0, false)
+        };
+        table.set_link(first.clone());
+        table.set_link(veth(5, 6, false));
+        assert_eq!(
+            table.peer_to_ask(&first),
+            Some(5),
+            "the first of a pair is told without peer"
+        );
+        assert_eq!(table.peer_to_ask(&veth(5, 6, false)), Some(6));
+        // Its peer is one of another namespace, with an index of that.
+        assert_eq!(table.peer_to_ask(&veth(8, 5, true)), None);
+        // Back from another namespace, where the peer knew it by another index.
+        table.set_link(veth(5, 3, true));
+        assert_eq!(table.peer_to_ask(&veth(9, 5, false)), Some(5));
+    }
+
+    #[test]
+    fn a_rule_comes_first() {
+        let rules = LinkRules::parse(&["veth5=ignore", "veth6=tunnel"]).unwrap();
+        let mut table = LinkTable::new(rules, BTreeSet::new());
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(LinkEvent::Gone { index: 5 }));
+        assert_eq!(table.set_link(veth(6, 2, true)), Some(is(6, Role::Tunnel)));
+    }
+}

@@ -1,0 +1,338 @@
+//! Follows the links of this process's network namespace over rtnetlink.
+//!
+//! Two sockets: one that only listens, one that only asks. A notification carries the sequence number
+//! of whatever request of another process caused it; on one socket it could pass for the answer to
+//! ours and end a dump early.
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd as _, BorrowedFd},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
+use netlink_packet_route::RouteNetlinkMessage;
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use rtnetlink::{
+    Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection,
+    packet_core::{NetlinkMessage, NetlinkPayload},
+    sys::SocketAddr,
+};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{
+    Facts, LinkEvent, LinkRules,
+    messages::{address, is_default_route, link_facts, links_of_route},
+    table::{LinkTable, Snapshot},
+};
+
+/// What waits for the receiver.
+const EVENTS: usize = 256;
+/// Bytes of notifications that the kernel keeps for us: some thousand links coming at once.
+const RECEIVE_BUFFER: usize = 8 << 20;
+/// How long the kernel has for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// After what failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// Default routes that change together are asked for together.
+const ROUTES_SETTLE: Duration = Duration::from_millis(100);
+/// When to ask for a link whose peer moves to another namespace: the kernel tells before it does it,
+/// and how long it takes is not told.
+const PEER_SETTLES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// How long the roles that depend on the Node's addresses wait for them. Without an API server, pods
+/// must be served all the same.
+const NODE: Duration = Duration::from_secs(5);
+
+const GROUPS: [MulticastGroup; 5] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+    MulticastGroup::Ipv4Route,
+    MulticastGroup::Ipv6Route,
+];
+
+/// Follows the links. The first events are of the links that are there: [`LinkEvent::Is`] for those
+/// that take part, [`LinkEvent::Gone`] for each that does not, since an earlier agent may have held
+/// it for one that does. What only the Node's addresses can tell, an uplink that is a veth, waits a few
+/// seconds for them. Ends when the receiver is dropped.
+pub fn watch(
+    rules: LinkRules,
+    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
+) -> (mpsc::Receiver<LinkEvent>, JoinHandle<()>) {
+    let (events, receiver) = mpsc::channel(EVENTS);
+    let table = LinkTable::new(rules, node_addresses.borrow().clone());
+    let task = tokio::spawn(async move {
+        let mut watcher = Watcher {
+            table,
+            node_addresses,
+            events,
+            routes_due: None,
+            links_due: BTreeSet::new(),
+            node_due: Some(Instant::now() + NODE),
+        };
+        loop {
+            match watcher.run().await {
+                Ok(()) => return,
+                Err(Stop::Closed) => return,
+                Err(Stop::Failed(error)) => {
+                    warn!(%error, "cannot follow the links: trying again");
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    });
+    (receiver, task)
+}
+
+/// Why following ends.
+enum Stop {
+    /// Nobody listens any more.
+    Closed,
+    /// The kernel's answer.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Stop {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+type Notifications = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+struct Watcher {
+    table: LinkTable,
+    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    events: mpsc::Sender<LinkEvent>,
+    /// When to ask for default routes.
+    routes_due: Option<Instant>,
+    /// When to ask for which link.
+    links_due: BTreeSet<(Instant, u32)>,
+    /// When to wait no more for the Node's addresses.
+    node_due: Option<Instant>,
+}
+
+/// The two sockets, each with the task that serves it.
+struct Connection {
+    handle: Handle,
+    notifications: Notifications,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Connection {
+    fn open() -> io::Result<Self> {
+        let (mut listening, _, notifications) = new_multicast_connection(&GROUPS)?;
+        // SAFETY: the socket lives as long as `listening`, which outlives this borrow.
+        let socket = unsafe { BorrowedFd::borrow_raw(listening.socket_mut().as_raw_fd()) };
+        if let Err(error) = setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER) {
+            // What is lost is asked for again, only at a higher price.
+            debug!(%error, "the buffer for notifications stays small");
+        }
+        let (asking, handle, _) = new_connection()?;
+        Ok(Self {
+            handle,
+            notifications,
+            tasks: [tokio::spawn(listening), tokio::spawn(asking)],
+        })
+    }
+
+    /// Asks for everything. What changes meanwhile is told by notifications, which are on already.
+    async fn snapshot(&self) -> io::Result<Snapshot> {
+        within(async {
+            let links: Vec<_> = self.handle.link().get().execute().try_collect().await?;
+            let addresses: Vec<_> = self.handle.address().get().execute().try_collect().await?;
+            Ok(Snapshot {
+                links: links.iter().filter_map(link_facts).collect(),
+                addresses: addresses.iter().filter_map(address).collect(),
+                default_routes: self.default_routes().await?,
+            })
+        })
+        .await
+    }
+
+    async fn default_routes(&self) -> Result<BTreeSet<u32>, rtnetlink::Error> {
+        let mut links = BTreeSet::new();
+        for request in [
+            RouteMessageBuilder::<std::net::Ipv4Addr>::new().build(),
+            RouteMessageBuilder::<std::net::Ipv6Addr>::new().build(),
+        ] {
+            let mut routes = std::pin::pin!(self.handle.route().get(request).execute());
+            while let Some(route) = routes.try_next().await? {
+                if is_default_route(&route) {
+                    links.extend(links_of_route(&route));
+                }
+            }
+        }
+        Ok(links)
+    }
+}
+
+/// The answer, unless it takes for ever.
+async fn within<T>(answer: impl Future<Output = Result<T, rtnetlink::Error>>) -> io::Result<T> {
+    match timeout(ANSWER, answer).await {
+        Ok(answer) => answer.map_err(io::Error::other),
+        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+    }
+}
+
+impl Watcher {
+    async fn run(&mut self) -> Result<(), Stop> {
+        let mut connection = Connection::open()?;
+        self.start_over(&connection).await?;
+        let mut has_node_addresses = true;
+        loop {
+            let next_link = self.links_due.first().map(|(due, _)| *due);
+            let due = self.routes_due.into_iter().chain(next_link).chain(self.node_due).min();
+            tokio::select! {
+                message = connection.notifications.next() => {
+                    let Some((message, _)) = message else {
+                        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                    };
+                    match message.payload {
+                        NetlinkPayload::Overrun(_) => {
+                            warn!("notifications of links were lost: asking for all links");
+                            // What still waits on this socket is older than the loss: a link that
+                            // came there may have gone in what was lost.
+                            connection = Connection::open()?;
+                            self.start_over(&connection).await?;
+                        }
+                        NetlinkPayload::InnerMessage(message) => self.notified(message).await?,
+                        _ => {}
+                    }
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.ask_due(&connection).await?;
+                }
+                changed = self.node_addresses.changed(), if has_node_addresses => {
+                    has_node_addresses = changed.is_ok();
+                    let addresses = self.node_addresses.borrow_and_update().clone();
+                    let events = self.table.set_node_addresses(addresses);
+                    self.tell(events).await?;
+                }
+                () = self.events.closed() => return Ok(()),
+            }
+        }
+    }
+
+    async fn start_over(&mut self, connection: &Connection) -> Result<(), Stop> {
+        self.routes_due = None;
+        self.links_due.clear();
+        let snapshot = connection.snapshot().await?;
+        let events = self.table.reset(snapshot);
+        self.tell(events).await
+    }
+
+    /// Takes in a notification.
+    async fn notified(&mut self, message: RouteNetlinkMessage) -> Result<(), Stop> {
+        let event = match message {
+            RouteNetlinkMessage::NewLink(message) => link_facts(&message).and_then(|facts| {
+                if self.table.is_new(&facts) {
+                    self.peer_changes(&facts);
+                }
+                self.routes_may_change(facts.index);
+                self.table.set_link(facts)
+            }),
+            RouteNetlinkMessage::DelLink(message) => link_facts(&message).and_then(|facts| {
+                // As it was known: the kernel may tell of one that moves as it will be.
+                if let Some(known) = self.table.link(facts.index).cloned() {
+                    self.peer_changes(&known);
+                }
+                self.table.remove_link(facts.index)
+            }),
+            RouteNetlinkMessage::NewAddress(message) => {
+                address(&message).and_then(|(index, ip)| self.table.add_address(index, ip))
+            }
+            RouteNetlinkMessage::DelAddress(message) => address(&message).and_then(|(index, ip)| {
+                self.routes_may_change(index);
+                self.table.remove_address(index, ip)
+            }),
+            // A route with several next hops is told of in parts: what it leads through is asked for.
+            RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) => {
+                if is_default_route(&route) {
+                    self.ask_for_routes();
+                }
+                None
+            }
+            _ => None,
+        };
+        self.tell(event).await
+    }
+
+    /// IPv4 routes vanish without a word when their link goes down or loses its address.
+    fn routes_may_change(&mut self, index: u32) {
+        if self.table.has_default_route(index) {
+            self.ask_for_routes();
+        }
+    }
+
+    fn ask_for_routes(&mut self) {
+        self.routes_due.get_or_insert(Instant::now() + ROUTES_SETTLE);
+    }
+
+    /// A link comes, moves or goes, of which its peer says nothing.
+    fn peer_changes(&mut self, facts: &Facts) {
+        if let Some(peer) = self.table.peer_to_ask(facts) {
+            let now = Instant::now();
+            self.links_due.extend(PEER_SETTLES.map(|after| (now + after, peer)));
+        }
+    }
+
+    /// Asks for what is due.
+    async fn ask_due(&mut self, connection: &Connection) -> Result<(), Stop> {
+        let now = Instant::now();
+        while let Some((due, index)) = self.links_due.pop_first() {
+            if due > now {
+                self.links_due.insert((due, index));
+                break;
+            }
+            let request = connection.handle.link().get().match_index(index);
+            let answer = within(async { request.execute().try_collect::<Vec<_>>().await }).await;
+            match answer {
+                Ok(links) => {
+                    for facts in links.iter().filter_map(link_facts) {
+                        let event = self.table.set_link(facts);
+                        self.tell(event).await?;
+                    }
+                }
+                // Gone with its peer: its own notification is on the way.
+                Err(error) => debug!(index, %error, "a link went before it was asked for"),
+            }
+        }
+        if self.node_due.is_some_and(|due| due <= now) {
+            self.node_due = None;
+            let events = self.table.give_up_on_node();
+            self.tell(events).await?;
+        }
+        if self.routes_due.is_some_and(|due| due <= now) {
+            self.routes_due = None;
+            let links = within(connection.default_routes()).await?;
+            let events = self.table.set_default_routes(links);
+            self.tell(events).await?;
+        }
+        Ok(())
+    }
+
+    async fn tell(&self, events: impl IntoIterator<Item = LinkEvent>) -> Result<(), Stop> {
+        for event in events {
+            debug!(?event, "link");
+            self.events.send(event).await.map_err(|_| Stop::Closed)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! The rules of a Service as tables, and properties that hold whatever happens.
+
+mod changes;
+mod conflicts;
+mod endpoints;
+mod policies;
+mod properties;
+
+use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
+
+use super::{
+    Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Node, ObjectName, Placement,
+    Service, ServicePort, ServicePorts, TrafficPolicy, Update,
+};
+use crate::desired::{Change, Family, Protocol, Route, ServicePortName, State};
+
+fn number(port: u16) -> NonZeroU16 {
+    NonZeroU16::new(port).unwrap()
+}
+
+fn ip(address: &str) -> IpAddr {
+    address.parse().unwrap()
+}
+
+/// A Service in the namespace `shop` with one unnamed port 80/TCP.
+fn service(name: &str, cluster_ips: &[&str]) -> Service {
+    Service {
+        name: ObjectName::new("shop", name),
+        cluster_ips: ClusterIps::new(cluster_ips.iter().map(|address| ip(address))).unwrap(),
+        ports: ports(&[("", Protocol::Tcp, 80, None)]),
+        internal_traffic_policy: TrafficPolicy::Cluster,
+        external_traffic_policy: TrafficPolicy::Cluster,
+    }
+}
+
+fn ports(ports: &[(&str, Protocol, u16, Option<u16>)]) -> ServicePorts {
+    let ports = ports.iter().map(|&(name, protocol, port, node_port)| ServicePort {
+        name: name.into(),
+        protocol,
+        port: number(port),
+        node_port: node_port.map(number),
+    });
+    ServicePorts::new(ports.collect()).unwrap()
+}
+
+/// A slice of that Service's one port, which is 8080 on the endpoints.
+fn slice(name: &str, service: &str, endpoints: &[Endpoint]) -> EndpointSlice {
+    slice_with_ports(name, service, &[("", Protocol::Tcp, 8080)], endpoints)
+}
+
+fn slice_with_ports(
+    name: &str,
+    service: &str,
+    ports: &[(&str, Protocol, u16)],
+    endpoints: &[Endpoint],
+) -> EndpointSlice {
+    let family = endpoints
+        .first()
+        .map_or(Family::V4, |endpoint| Family::of(endpoint.address));
+    let ports = ports.iter().map(|&(name, protocol, port)| EndpointPort {
+        name: name.into(),
+        protocol,
+        port: number(port),
+    });
+    let name = ObjectName::new("shop", name);
+    let mut slice = EndpointSlice::new(name, service.into(), family, ports.collect());
+    for endpoint in endpoints {
+        slice.add(*endpoint).unwrap();
+    }
+    slice
+}
+
+fn endpoint(address: &str, placement: Placement, conditions: Conditions) -> Endpoint {
+    Endpoint {
+        address: ip(address),
+        conditions,
+        placement,
+    }
+}
+
+fn ready() -> Conditions {
+    Conditions::new(Some(true), Some(true), Some(false))
+}
+
+fn serving_terminating() -> Conditions {
+    Conditions::new(Some(false), Some(true), Some(true))
+}
+
+fn not_ready() -> Conditions {
+    Conditions::new(Some(false), Some(false), Some(false))
+}
+
+fn here(address: &str) -> Endpoint {
+    endpoint(address, Placement::Here, ready())
+}
+
+fn elsewhere(address: &str) -> Endpoint {
+    endpoint(address, Placement::Elsewhere, ready())
+}
+
+fn apply_service(cluster: &mut Cluster, service: Service) {
+    cluster.apply(Event::Services(Update::Apply(service)));
+}
+
+fn delete_service(cluster: &mut Cluster, name: &str) {
+    let name = ObjectName::new("shop", name);
+    cluster.apply(Event::Services(Update::Delete(name)));
+}
+
+fn apply_slice(cluster: &mut Cluster, slice: EndpointSlice) {
+    cluster.apply(Event::EndpointSlices(Update::Apply(slice)));
+}
+
+/// The state that comes of these objects.
+fn state(services: Vec<Service>, slices: Vec<EndpointSlice>) -> State {
+    let mut cluster = Cluster::default();
+    for service in services {
+        apply_service(&mut cluster, service);
+    }
+    for slice in slices {
+        apply_slice(&mut cluster, slice);
+    }
+    cluster.take_change();
+    cluster.state().clone()
+}
+
+/// What a state says, a line a frontend:
+/// `10.96.0.1:80/TCP near=cluster far=cluster RemoteBackend: 10.0.0.1:8080[CLN]`, where an
+/// endpoint is in the *c*luster set, in the *l*ocal set, and on this *n*ode.
+fn lines(state: &State) -> Vec<String> {
+    let line = |frontend, route: &Route, endpoints: &str| {
+        let Route { near, far, masquerade } = route;
+        format!("{frontend} near={near:?} far={far:?} {masquerade:?}: {endpoints}")
+    };
+    let services = state.services.values().flat_map(|service| {
+        let endpoints: Vec<String> = service
+            .endpoints
+            .iter()
+            .map(|(address, endpoint)| {
+                let flag = |set, letter| if set { letter } else { "" };
+                format!(
+                    "{address}[{}{}{}]",
+                    flag(endpoint.cluster, "C"),
+                    flag(endpoint.local, "L"),
+                    flag(endpoint.on_node, "N"),
+                )
+            })
+            .collect();
+        let endpoints = endpoints.join(" ");
+        service
+            .frontends
+            .iter()
+            .map(move |(frontend, route)| line(frontend, route, &endpoints).trim_end().to_owned())
+    });
+    services.collect()
+}
+
+fn names(change: &Change) -> Vec<String> {
+    change
+        .services
+        .iter()
+        .map(|(name, service)| match service {
+            Some(_) => format!("+ {name}"),
+            None => format!("- {name}"),
+        })
+        .collect()
+}

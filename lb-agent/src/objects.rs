@@ -1,0 +1,27 @@
+//! Where Kubernetes objects come from: an API server, or a folder of manifests.
+//!
+//! Both sources decode what they read into the types of the [`model`](crate::model) and send it as
+//! batches of [`Event`]s. An object that cannot be read is skipped, counted and named in the log;
+//! if there was a good version of it, that one stays, since a service that is out of date serves
+//! more clients than one that is gone.
+
+mod decode;
+pub mod folder;
+pub mod kube;
+mod skipped;
+
+use tokio::sync::mpsc;
+
+use crate::model::Event;
+
+/// What happened at once. A batch is never split over two changes of the desired state.
+pub type Batch = Vec<Event>;
+
+/// How many batches may wait for the agent before a source has to.
+const CAPACITY: usize = 1024;
+
+/// The way from a source to the agent.
+#[must_use]
+pub fn channel() -> (mpsc::Sender<Batch>, mpsc::Receiver<Batch>) {
+    mpsc::channel(CAPACITY)
+}

@@ -1,0 +1,555 @@
+//! From the API's types to the model's. No other file knows a field of a Kubernetes object.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    num::NonZeroU16,
+};
+
+use k8s_openapi::{
+    api::{core::v1 as core, discovery::v1 as discovery},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use crate::{
+    desired::{Family, Protocol},
+    model::{
+        ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Kind, Node, ObjectName, Placement,
+        Service, ServicePort, ServicePorts, TrafficPolicy, Update,
+    },
+};
+
+/// Label: another proxy serves this Service.
+pub(super) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+/// Label: a headless Service, or a slice of one.
+pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
+/// Label of a slice: the Service that it belongs to.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// What a field says that it cannot say.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{path}: {reason}")]
+pub(super) struct FieldError {
+    path: String,
+    reason: String,
+}
+
+impl FieldError {
+    fn new(path: impl Into<String>, reason: impl fmt::Display) -> Self {
+        Self {
+            path: path.into(),
+            reason: reason.to_string(),
+        }
+    }
+}
+
+/// What an object is to a service proxy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Decoded<T> {
+    /// One to serve, but for these parts of it.
+    Object {
+        /// The object.
+        object: T,
+        /// Parts that were left out.
+        skipped: Vec<FieldError>,
+    },
+    /// None of ours, for this reason.
+    Ignored(&'static str),
+}
+
+/// A type of the model that is made from an object of the API.
+pub(super) trait Decode: Sized + Send + 'static {
+    /// The API's type.
+    type Wire: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + serde::de::DeserializeOwned + Send + 'static;
+
+    /// The kind.
+    const KIND: Kind;
+
+    /// Decodes an object as seen from the node `this_node`.
+    fn decode(wire: Self::Wire, this_node: &str) -> Result<Decoded<Self>, FieldError>;
+
+    /// What an update of objects of this kind is to the model.
+    fn event(update: Update<Self>) -> Event;
+}
+
+/// The name of an object. One without namespace is in `default`, as kubectl has it.
+pub(super) fn object_name(metadata: &ObjectMeta) -> ObjectName {
+    ObjectName::new(
+        metadata.namespace.as_deref().unwrap_or("default"),
+        metadata.name.as_deref().unwrap_or_default(),
+    )
+}
+
+impl Decode for Service {
+    type Wire = core::Service;
+
+    const KIND: Kind = Kind::Service;
+
+    fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
+        let labels = wire.metadata.labels.as_ref();
+        if has_label(labels, SERVICE_PROXY_NAME) {
+            return Ok(Decoded::Ignored("another proxy serves it"));
+        }
+        if has_label(labels, HEADLESS) {
+            return Ok(Decoded::Ignored("labelled headless"));
+        }
+        let name = required_name(&wire.metadata)?;
+        let spec = wire.spec.ok_or_else(|| FieldError::new("spec", "missing"))?;
+        if spec.type_.as_deref() == Some("ExternalName") {
+            return Ok(Decoded::Ignored("type ExternalName"));
+        }
+        if spec.cluster_ip.as_deref() == Some("None") {
+            return Ok(Decoded::Ignored("headless"));
+        }
+
+        let ports = spec.ports.unwrap_or_default().into_iter().enumerate();
+        let ports = ports.map(|(index, port)| service_port(index, port));
+        let ports = ServicePorts::new(ports.collect::<Result<_, _>>()?)
+            .map_err(|error| FieldError::new(format!("spec.ports[{}]", error.index()), error))?;
+        let service = Self {
+            name,
+            cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips)?,
+            ports,
+            internal_traffic_policy: traffic_policy(
+                "spec.internalTrafficPolicy",
+                spec.internal_traffic_policy.as_deref(),
+            )?,
+            external_traffic_policy: traffic_policy(
+                "spec.externalTrafficPolicy",
+                spec.external_traffic_policy.as_deref(),
+            )?,
+        };
+        Ok(Decoded::Object {
+            object: service,
+            skipped: Vec::new(),
+        })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::Services(update)
+    }
+}
+
+fn cluster_ips(one: Option<String>, all: Option<Vec<String>>) -> Result<ClusterIps, FieldError> {
+    let (path, addresses) = match all {
+        Some(all) if !all.is_empty() => ("spec.clusterIPs", all),
+        _ => ("spec.clusterIP", one.into_iter().filter(|ip| !ip.is_empty()).collect()),
+    };
+    let addresses = addresses.iter().map(|address| ip(path, address));
+    let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
+    ClusterIps::new(addresses).map_err(|error| FieldError::new(path, error))
+}
+
+fn service_port(index: usize, port: core::ServicePort) -> Result<ServicePort, FieldError> {
+    let path = |field: &str| format!("spec.ports[{index}].{field}");
+    let node_port = match port.node_port {
+        None | Some(0) => None,
+        Some(number) => Some(port_number(path("nodePort"), number)?),
+    };
+    Ok(ServicePort {
+        name: port.name.unwrap_or_default(),
+        protocol: protocol(path("protocol"), port.protocol.as_deref())?,
+        port: port_number(path("port"), port.port)?,
+        node_port,
+    })
+}
+
+fn traffic_policy(path: &str, policy: Option<&str>) -> Result<TrafficPolicy, FieldError> {
+    match policy {
+        None | Some("" | "Cluster") => Ok(TrafficPolicy::Cluster),
+        Some("Local") => Ok(TrafficPolicy::Local),
+        Some(other) => Err(FieldError::new(
+            path,
+            format_args!("{other:?} is neither Cluster nor Local"),
+        )),
+    }
+}
+
+impl Decode for EndpointSlice {
+    type Wire = discovery::EndpointSlice;
+
+    const KIND: Kind = Kind::EndpointSlice;
+
+    fn decode(wire: Self::Wire, this_node: &str) -> Result<Decoded<Self>, FieldError> {
+        let labels = wire.metadata.labels.as_ref();
+        if has_label(labels, HEADLESS) {
+            return Ok(Decoded::Ignored("of a headless Service"));
+        }
+        let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME)) else {
+            return Ok(Decoded::Ignored("of no Service"));
+        };
+        let family = match wire.address_type.as_str() {
+            "IPv4" => Family::V4,
+            "IPv6" => Family::V6,
+            "FQDN" => return Ok(Decoded::Ignored("its addresses are names")),
+            other => {
+                return Err(FieldError::new(
+                    "addressType",
+                    format_args!("{other:?} is none of IPv4, IPv6, FQDN"),
+                ));
+            }
+        };
+
+        let mut skipped = Vec::new();
+        let ports = wire.ports.unwrap_or_default().into_iter().enumerate();
+        let ports = ports
+            .filter_map(|(index, port)| keep(endpoint_port(index, port), &mut skipped))
+            .collect();
+        let name = required_name(&wire.metadata)?;
+        let mut slice = Self::new(name, service.clone(), family, ports);
+        for (index, wire) in wire.endpoints.into_iter().enumerate() {
+            let path = format!("endpoints[{index}].addresses[0]");
+            let added = endpoint(&path, wire, this_node)
+                .and_then(|endpoint| slice.add(endpoint).map_err(|error| FieldError::new(path, error)));
+            keep(added, &mut skipped);
+        }
+        Ok(Decoded::Object { object: slice, skipped })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::EndpointSlices(update)
+    }
+}
+
+fn endpoint_port(index: usize, port: discovery::EndpointPort) -> Result<EndpointPort, FieldError> {
+    let path = |field: &str| format!("ports[{index}].{field}");
+    let number = port
+        .port
+        .ok_or_else(|| FieldError::new(path("port"), "missing, and a service proxy serves no \"all ports\""))?;
+    Ok(EndpointPort {
+        name: port.name.unwrap_or_default(),
+        protocol: protocol(path("protocol"), port.protocol.as_deref())?,
+        port: port_number(path("port"), number)?,
+    })
+}
+
+/// An endpoint, of which only the first address counts, as the API has it.
+fn endpoint(path: &str, wire: discovery::Endpoint, this_node: &str) -> Result<Endpoint, FieldError> {
+    let address = wire.addresses.first().ok_or_else(|| FieldError::new(path, "missing"))?;
+    let conditions = wire.conditions.unwrap_or_default();
+    Ok(Endpoint {
+        address: ip(path, address)?,
+        conditions: Conditions::new(conditions.ready, conditions.serving, conditions.terminating),
+        placement: Placement::of(wire.node_name.as_deref(), this_node),
+    })
+}
+
+impl Decode for Node {
+    type Wire = core::Node;
+
+    const KIND: Kind = Kind::Node;
+
+    fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
+        let addresses = wire.status.and_then(|status| status.addresses).unwrap_or_default();
+        let mut node = Self::default();
+        let mut skipped = Vec::new();
+        for (index, address) in addresses.into_iter().enumerate() {
+            let addresses = match address.type_.as_str() {
+                "InternalIP" => &mut node.internal_ips,
+                "ExternalIP" => &mut node.external_ips,
+                _ => continue,
+            };
+            let path = format!("status.addresses[{index}].address");
+            addresses.extend(keep(ip(path, &address.address), &mut skipped));
+        }
+        Ok(Decoded::Object { object: node, skipped })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::Node(match update {
+            Update::Replace { mut objects, .. } => objects.pop(),
+            Update::Apply(node) => Some(node),
+            Update::Delete(_) => None,
+        })
+    }
+}
+
+fn keep<T>(result: Result<T, FieldError>, skipped: &mut Vec<FieldError>) -> Option<T> {
+    result.map_err(|error| skipped.push(error)).ok()
+}
+
+fn has_label(labels: Option<&BTreeMap<String, String>>, key: &str) -> bool {
+    labels.is_some_and(|labels| labels.contains_key(key))
+}
+
+fn required_name(metadata: &ObjectMeta) -> Result<ObjectName, FieldError> {
+    let name = object_name(metadata);
+    if name.name.is_empty() {
+        return Err(FieldError::new("metadata.name", "missing"));
+    }
+    Ok(name)
+}
+
+fn protocol(path: String, protocol: Option<&str>) -> Result<Protocol, FieldError> {
+    match protocol {
+        None | Some("" | "TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some("SCTP") => Ok(Protocol::Sctp),
+        Some(other) => Err(FieldError::new(
+            path,
+            format_args!("{other:?} is none of TCP, UDP, SCTP"),
+        )),
+    }
+}
+
+fn port_number(path: String, number: i32) -> Result<NonZeroU16, FieldError> {
+    let port = u16::try_from(number).ok().and_then(NonZeroU16::new);
+    port.ok_or_else(|| FieldError::new(path, format_args!("{number} is not a port (1-65535)")))
+}
+
+/// An address as the API takes them: old objects may hold IPv4 addresses with leading zeros, which
+/// count as decimal, and IPv4-mapped IPv6 addresses, which are IPv4.
+fn ip(path: impl Into<String>, address: &str) -> Result<IpAddr, FieldError> {
+    let parsed = address
+        .parse()
+        .ok()
+        .or_else(|| with_leading_zeros(address).map(IpAddr::V4));
+    parsed
+        .map(|ip: IpAddr| ip.to_canonical())
+        .ok_or_else(|| FieldError::new(path, format_args!("{address:?} is not an IP address")))
+}
+
+fn with_leading_zeros(address: &str) -> Option<Ipv4Addr> {
+    let mut octets = [0; 4];
+    let mut parts = address.split('.');
+    for octet in &mut octets {
+        let part = parts.next()?;
+        let plain = part.len() <= 3 && part.bytes().all(|byte| byte.is_ascii_digit());
+        *octet = plain.then(|| part.parse().ok()).flatten()?;
+    }
+    parts.next().is_none().then(|| octets.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn decode<T: Decode>(object: Value) -> Result<Decoded<T>, FieldError> {
+        T::decode(serde_json::from_value(object).unwrap(), "this-node")
+    }
+
+    fn object<T: Decode>(object: Value) -> T {
+        match decode(object).unwrap() {
+            Decoded::Object { object, skipped } => {
+                assert_eq!(skipped, []);
+                object
+            }
+            Decoded::Ignored(reason) => panic!("ignored: {reason}"),
+        }
+    }
+
+    fn service(spec: Value) -> Value {
+        json!({ "metadata": { "namespace": "shop", "name": "web" }, "spec": spec })
+    }
+
+    fn slice(ports: Value, endpoints: Value) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "shop",
+                "name": "web-1",
+                "labels": { "kubernetes.io/service-name": "web" },
+            },
+            "addressType": "IPv4",
+            "ports": ports,
+            "endpoints": endpoints,
+        })
+    }
+
+    #[test]
+    fn a_service_as_the_api_server_writes_it() {
+        let service: Service = object(service(json!({
+            "type": "NodePort",
+            "clusterIP": "10.96.0.1",
+            "clusterIPs": ["10.96.0.1", "fd00:96::1"],
+            "internalTrafficPolicy": "Cluster",
+            "externalTrafficPolicy": "Local",
+            "ports": [{
+                "name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080, "nodePort": 30080,
+            }],
+        })));
+        assert_eq!(service.name.to_string(), "shop/web");
+        let cluster_ips: Vec<_> = service.cluster_ips.iter().map(|ip| ip.to_string()).collect();
+        assert_eq!(cluster_ips, ["10.96.0.1", "fd00:96::1"]);
+        assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
+        assert_eq!(service.external_traffic_policy, TrafficPolicy::Local);
+        let [port] = &service.ports.iter().collect::<Vec<_>>()[..] else {
+            panic!("one port expected");
+        };
+        assert_eq!((port.name.as_str(), port.protocol), ("http", Protocol::Tcp));
+        assert_eq!(
+            (port.port.get(), port.node_port.map(NonZeroU16::get)),
+            (80, Some(30080))
+        );
+    }
+
+    #[test]
+    fn a_service_as_a_person_writes_it() {
+        let service: Service = object(json!({
+            "metadata": { "name": "web" },
+            "spec": { "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }] },
+        }));
+        assert_eq!(service.name.to_string(), "default/web");
+        assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
+        assert_eq!(service.ports.iter().next().unwrap().protocol, Protocol::Tcp);
+    }
+
+    #[test]
+    fn services_that_no_proxy_or_another_proxy_serves_are_ignored() {
+        let ip = json!("10.96.0.1");
+        let labelled = |label: &str| {
+            let mut object = service(json!({ "clusterIP": ip, "ports": [] }));
+            object["metadata"]["labels"] = json!({ label: "x" });
+            object
+        };
+        let external_name = json!({ "type": "ExternalName", "externalName": "example.org" });
+        for ignored in [
+            service(json!({ "clusterIP": "None", "ports": [{ "port": 80 }] })),
+            service(external_name),
+            labelled("service.kubernetes.io/service-proxy-name"),
+            labelled("service.kubernetes.io/headless"),
+        ] {
+            assert!(matches!(decode::<Service>(ignored), Ok(Decoded::Ignored(_))));
+        }
+    }
+
+    #[test]
+    fn a_service_that_says_nonsense_is_an_error_with_the_path_of_the_field() {
+        let table = [
+            (json!({ "ports": [] }), "spec.clusterIP: no ClusterIP"),
+            (
+                json!({ "clusterIP": "web" }),
+                "spec.clusterIP: \"web\" is not an IP address",
+            ),
+            (
+                json!({ "clusterIPs": ["10.96.0.1", "10.96.0.2"] }),
+                "spec.clusterIPs: 10.96.0.2 is a second IPv4 ClusterIP",
+            ),
+            (
+                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }, { "port": 0 }] }),
+                "spec.ports[1].port: 0 is not a port (1-65535)",
+            ),
+            (
+                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 1, "nodePort": 65536 }] }),
+                "spec.ports[0].nodePort: 65536 is not a port (1-65535)",
+            ),
+            (
+                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 1, "protocol": "ICMP" }] }),
+                "spec.ports[0].protocol: \"ICMP\" is none of TCP, UDP, SCTP",
+            ),
+            (
+                json!({ "clusterIP": "10.96.0.1", "internalTrafficPolicy": "local" }),
+                "spec.internalTrafficPolicy: \"local\" is neither Cluster nor Local",
+            ),
+            (
+                json!({ "clusterIP": "10.96.0.1", "ports": [
+                    { "name": "a", "port": 80 }, { "name": "b", "port": 80 },
+                ] }),
+                "spec.ports[1]: 80/TCP is there already",
+            ),
+        ];
+        for (spec, expected) in table {
+            let error = decode::<Service>(service(spec)).unwrap_err();
+            assert_eq!(error.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn a_slice_as_the_api_server_writes_it() {
+        let slice: EndpointSlice = object(slice(
+            json!([{ "name": "http", "protocol": "TCP", "port": 8080 }]),
+            json!([
+                {
+                    "addresses": ["10.0.0.1", "10.0.0.99"],
+                    "conditions": { "ready": true, "serving": true, "terminating": false },
+                    "nodeName": "this-node",
+                },
+                { "addresses": ["10.0.1.1"], "conditions": {}, "nodeName": "other" },
+                { "addresses": ["10.0.1.2"] },
+            ]),
+        ));
+        assert_eq!(slice.service().to_string(), "shop/web");
+        let endpoints: Vec<_> = slice
+            .endpoints()
+            .iter()
+            .map(|endpoint| (endpoint.address.to_string(), endpoint.placement))
+            .collect();
+        let expected = [
+            ("10.0.0.1".to_owned(), Placement::Here),
+            ("10.0.1.1".to_owned(), Placement::Elsewhere),
+            ("10.0.1.2".to_owned(), Placement::Elsewhere),
+        ];
+        assert_eq!(endpoints, expected);
+        assert!(slice.endpoints().iter().all(|endpoint| endpoint.conditions.is_ready()));
+    }
+
+    #[test]
+    fn an_endpoint_that_says_nonsense_costs_itself_and_not_its_slice() {
+        let wire = slice(
+            json!([{ "port": 8080 }, { "name": "all" }]),
+            json!([
+                { "addresses": ["10.0.0.1"] },
+                { "addresses": ["127.0.0.1"] },
+                { "addresses": ["fd00::1"] },
+                { "addresses": ["web"] },
+                { "addresses": [] },
+            ]),
+        );
+        let Decoded::Object { object, skipped } = decode::<EndpointSlice>(wire).unwrap() else {
+            panic!("a slice expected");
+        };
+        assert_eq!(object.endpoints().len(), 1);
+        assert_eq!(object.ports().len(), 1);
+        let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            skipped,
+            [
+                "ports[1].port: missing, and a service proxy serves no \"all ports\"",
+                "endpoints[1].addresses[0]: 127.0.0.1 cannot be the address of an endpoint",
+                "endpoints[2].addresses[0]: fd00::1 is not an IPv4 address",
+                "endpoints[3].addresses[0]: \"web\" is not an IP address",
+                "endpoints[4].addresses[0]: missing",
+            ]
+        );
+    }
+
+    #[test]
+    fn slices_that_no_proxy_serves_are_ignored() {
+        let mut of_no_service = slice(json!([]), json!([]));
+        of_no_service["metadata"]["labels"] = json!({});
+        let mut headless = slice(json!([]), json!([]));
+        headless["metadata"]["labels"][HEADLESS] = json!("");
+        let mut names = slice(json!([]), json!([]));
+        names["addressType"] = json!("FQDN");
+        for ignored in [of_no_service, headless, names] {
+            assert!(matches!(decode::<EndpointSlice>(ignored), Ok(Decoded::Ignored(_))));
+        }
+    }
+
+    #[test]
+    fn a_node_has_the_addresses_of_its_status() {
+        let node: Node = object(json!({
+            "metadata": { "name": "this-node" },
+            "status": { "addresses": [
+                { "type": "Hostname", "address": "this-node" },
+                { "type": "ExternalIP", "address": "1.2.3.4" },
+                { "type": "InternalIP", "address": "192.168.0.1" },
+            ] },
+        }));
+        assert_eq!(node.internal_ips, ["192.168.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(node.external_ips, ["1.2.3.4".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn addresses_are_read_as_the_api_reads_them() {
+        let read = |address| ip("", address).ok().map(|ip| ip.to_string());
+        assert_eq!(read("010.000.000.001").as_deref(), Some("10.0.0.1"));
+        assert_eq!(read("::ffff:10.0.0.1").as_deref(), Some("10.0.0.1"));
+        assert_eq!(read("FD00::1").as_deref(), Some("fd00::1"));
+        for nonsense in ["", "10.0.0", "10.0.0.0.1", "10.0.0.256", "+10.0.0.1", "10.0.0.1/24"] {
+            assert_eq!(read(nonsense), None, "{nonsense}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What a folder says now, and what has changed since the last look.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    fs,
+    hash::{BuildHasher, RandomState},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use super::manifest::{self, Key, Manifest, Object, Syntax, deleted};
+use crate::{
+    model::{Event, Update},
+    objects::{Batch, skipped::Skipped},
+};
+
+/// Reads the files that are different from the last time, and tells what that changes.
+pub(super) struct Scanner {
+    folder: PathBuf,
+    this_node: String,
+    files: BTreeMap<PathBuf, File>,
+    /// What has been told, once there has been a first look.
+    told: Option<Objects>,
+    repeated: BTreeSet<(PathBuf, Key)>,
+    skipped: Skipped,
+    hasher: RandomState,
+}
+
+type Objects = BTreeMap<Key, Arc<Object>>;
+
+/// The last good content of a file.
+#[derive(Default)]
+struct File {
+    /// Of the last content, good or bad, so that nothing is read or complained of twice.
+    digest: Option<u64>,
+    objects: Vec<(Key, Arc<Object>)>,
+}
+
+impl Scanner {
+    pub(super) fn new(folder: PathBuf, this_node: &str) -> Self {
+        Self {
+            folder,
+            this_node: this_node.to_owned(),
+            files: BTreeMap::new(),
+            told: None,
+            repeated: BTreeSet::new(),
+            skipped: Skipped::default(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Looks at the folder. The first time, the batch is a complete list of each kind.
+    pub(super) fn scan(&mut self) -> io::Result<Batch> {
+        let paths = manifests_in(&self.folder)?;
+        let mut files = std::mem::take(&mut self.files);
+        for (path, syntax) in paths {
+            let before = files.remove(&path).unwrap_or_default();
+            if let Some(file) = self.read(&path, syntax, before) {
+                self.files.insert(path, file);
+            }
+        }
+        let objects = self.merge();
+        let batch = match &self.told {
+            Some(told) => difference(told, &objects),
+            None => complete_lists(&objects),
+        };
+        self.told = Some(objects);
+        Ok(batch)
+    }
+
+    /// The file as it is now, or as it was where it makes no sense now; `None` where it is gone.
+    fn read(&self, path: &Path, syntax: Syntax, before: File) -> Option<File> {
+        let content = match fs::read(path) {
+            Ok(content) => content,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                self.complain(path, &error);
+                return Some(before);
+            }
+        };
+        let digest = Some(self.hasher.hash_one(&content));
+        if digest == before.digest {
+            return Some(before);
+        }
+        let parsed = match std::str::from_utf8(&content) {
+            Ok(text) => manifest::parse(text, syntax, &self.this_node).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let objects = match parsed {
+            Ok(manifests) => self.last_good(path, manifests, &before),
+            Err(error) => {
+                self.complain(path, &error);
+                before.objects
+            }
+        };
+        Some(File { digest, objects })
+    }
+
+    fn complain(&self, path: &Path, error: &dyn std::fmt::Display) {
+        tracing::warn!("{}: {error}: the file stays as it was", path.display());
+    }
+
+    /// The objects of a file. One that says nonsense now is as it was.
+    fn last_good(&self, path: &Path, manifests: Vec<Manifest>, before: &File) -> Vec<(Key, Arc<Object>)> {
+        let mut objects = Vec::new();
+        for Manifest { key, line, content } in manifests {
+            let (kind, name) = &key;
+            match content {
+                Ok((object, skipped)) => {
+                    self.skipped.parts(*kind, name, &skipped);
+                    objects.push((key, Arc::new(object)));
+                }
+                Err(reason) => {
+                    let place = format_args!("{}:{line}: {reason}", path.display()).to_string();
+                    self.skipped.object(*kind, name, &place);
+                    let object = before.objects.iter().find(|(other, _)| *other == key);
+                    objects.extend(object.cloned());
+                }
+            }
+        }
+        objects
+    }
+
+    /// The objects of all files. Of two with one name the first in order of the files counts.
+    fn merge(&mut self) -> Objects {
+        let mut objects = Objects::new();
+        let mut repeated = BTreeSet::new();
+        for (path, file) in &self.files {
+            for (key, object) in &file.objects {
+                match objects.entry(key.clone()) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(Arc::clone(object));
+                    }
+                    Entry::Occupied(_) => {
+                        repeated.insert((path.clone(), key.clone()));
+                    }
+                }
+            }
+        }
+        for (path, (kind, name)) in repeated.difference(&self.repeated) {
+            let path = path.display();
+            tracing::warn!("{path}: {kind} {name} is there already, this one is not used");
+        }
+        self.repeated = repeated;
+        objects
+    }
+}
+
+fn manifests_in(folder: &Path) -> io::Result<Vec<(PathBuf, Syntax)>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let hidden = path
+            .file_name()
+            .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        let syntax = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("yaml" | "yml") => Syntax::Yaml,
+            Some("json") => Syntax::Json,
+            _ => continue,
+        };
+        // Through links: a mounted ConfigMap is made of them.
+        if !hidden && path.is_file() {
+            paths.push((path, syntax));
+        }
+    }
+    Ok(paths)
+}
+
+fn complete_lists(objects: &Objects) -> Batch {
+    let mut services = Vec::new();
+    let mut slices = Vec::new();
+    let mut this_node = None;
+    for object in objects.values() {
+        match object.as_ref() {
+            Object::Service(service) => services.push(service.clone()),
+            Object::EndpointSlice(slice) => slices.push(slice.clone()),
+            Object::Node(node) => this_node = Some(node.clone()),
+        }
+    }
+    vec![
+        Event::Services(Update::Replace {
+            objects: services,
+            unreadable: Vec::new(),
+        }),
+        Event::EndpointSlices(Update::Replace {
+            objects: slices,
+            unreadable: Vec::new(),
+        }),
+        Event::Node(this_node),
+    ]
+}
+
+fn difference(before: &Objects, after: &Objects) -> Batch {
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    let gone = gone.cloned().map(deleted);
+    let new = after.iter().filter(|(key, object)| before.get(*key) != Some(*object));
+    gone.chain(new.map(|(_, object)| Object::clone(object).applied()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder {
+        folder: tempfile::TempDir,
+        scanner: Scanner,
+    }
+
+    impl Folder {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let scanner = Scanner::new(folder.path().into(), "this-node");
+            Self { folder, scanner }
+        }
+
+        fn write(&self, name: &str, text: &str) {
+            fs::write(self.folder.path().join(name), text).unwrap();
+        }
+
+        fn scan(&mut self) -> Vec<String> {
+            let events = self.scanner.scan().unwrap().into_iter();
+            events.filter_map(describe).collect()
+        }
+    }
+
+    fn describe(event: Event) -> Option<String> {
+        let port = |service: &crate::model::Service| service.ports.iter().next().unwrap().port;
+        match event {
+            Event::Services(Update::Replace { objects, .. }) => {
+                let services = objects
+                    .iter()
+                    .map(|service| format!("{} {}", service.name, port(service)));
+                Some(services.collect::<Vec<_>>().join(", "))
+            }
+            Event::Services(Update::Apply(service)) => Some(format!("+ {} {}", service.name, port(&service))),
+            Event::Services(Update::Delete(name)) => Some(format!("- {name}")),
+            Event::EndpointSlices(_) | Event::Node(_) => None,
+        }
+    }
+
+    fn service(name: &str, port: &str) -> String {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n\
+             spec: {{clusterIP: 10.96.0.1, ports: [{{port: {port}}}]}}\n"
+        )
+    }
+
+    #[test]
+    fn a_look_tells_what_is_different_and_the_first_one_everything() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &(service("a", "80") + &service("b", "80")));
+        folder.write("notes.txt", "not: [a manifest");
+        folder.write(".hidden.yaml", &service("hidden", "80"));
+        assert_eq!(folder.scan(), ["default/a 80, default/b 80"]);
+        assert_eq!(folder.scan(), [""; 0]);
+
+        folder.write("a.yaml", &(service("a", "80") + &service("c", "80")));
+        assert_eq!(folder.scan(), ["- default/b", "+ default/c 80"]);
+    }
+
+    #[test]
+    fn an_object_may_move_to_another_file() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &service("a", "80"));
+        folder.scan();
+        folder.write("a.yaml", "");
+        folder.write("b.yaml", &service("a", "80"));
+        assert_eq!(folder.scan(), [""; 0]);
+    }
+
+    #[test]
+    fn a_file_that_does_not_parse_stays_as_it_was() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &service("a", "80"));
+        folder.scan();
+        folder.write("a.yaml", "kind: [");
+        assert_eq!(folder.scan(), [""; 0]);
+        folder.write("a.yaml", &service("a", "81"));
+        assert_eq!(folder.scan(), ["+ default/a 81"]);
+    }
+
+    #[test]
+    fn an_object_that_says_nonsense_stays_as_it_was_and_the_rest_of_its_file_does_not() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &(service("a", "80") + &service("b", "80")));
+        folder.scan();
+        folder.write(
+            "a.yaml",
+            &(service("a", "0") + &service("b", "81") + &service("c", "x")),
+        );
+        assert_eq!(folder.scan(), ["+ default/b 81"]);
+        folder.write("a.yaml", &service("b", "81"));
+        assert_eq!(folder.scan(), ["- default/a"]);
+    }
+
+    #[test]
+    fn of_two_objects_with_one_name_the_first_counts_until_it_is_gone() {
+        let mut folder = Folder::new();
+        folder.write("1.yaml", &service("a", "80"));
+        folder.write("2.yaml", &service("a", "81"));
+        assert_eq!(folder.scan(), ["default/a 80"]);
+        fs::remove_file(folder.folder.path().join("1.yaml")).unwrap();
+        assert_eq!(folder.scan(), ["+ default/a 81"]);
+    }
+
+    #[test]
+    fn a_folder_that_vanishes_is_an_error_and_no_change() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &service("a", "80"));
+        folder.scan();
+        let elsewhere = folder.folder.path().with_extension("elsewhere");
+        fs::rename(folder.folder.path(), &elsewhere).unwrap();
+        assert!(folder.scanner.scan().is_err());
+        fs::rename(elsewhere, folder.folder.path()).unwrap();
+        assert_eq!(folder.scan(), [""; 0]);
+    }
+}

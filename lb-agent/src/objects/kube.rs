@@ -1,0 +1,49 @@
+//! Objects from a kube-apiserver: a watch for each kind, for as long as the agent runs.
+
+mod backoff;
+mod client;
+mod connection;
+mod watch;
+
+pub use client::{ApiServer, ApiServerOptions};
+
+use kube::runtime::watcher;
+use tokio::{sync::mpsc, task::JoinSet};
+
+use self::{connection::Outages, watch::Watch};
+use super::{
+    Batch,
+    decode::{HEADLESS, SERVICE_PROXY_NAME},
+    skipped::Skipped,
+};
+use crate::model::{EndpointSlice, Node, Service};
+
+/// Watches what a service proxy on the node `this_node` reads, and nothing else: Services that
+/// leave themselves to the default proxy, slices that are not of a headless Service, and the
+/// node's own object.
+pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
+    let services = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
+    let slices = format!("!{HEADLESS}");
+    let node = format!("metadata.name={this_node}");
+
+    let outages = Outages::new(server.url().to_owned());
+    let skipped = Skipped::default();
+    let mut tasks = JoinSet::new();
+    macro_rules! spawn {
+        ($kind:ty, $config:expr) => {
+            let watch = Watch::<$kind>::new(
+                server,
+                $config,
+                this_node,
+                batches.clone(),
+                outages.clone(),
+                skipped.clone(),
+            );
+            tasks.spawn(watch.run());
+        };
+    }
+    spawn!(Service, watcher::Config::default().labels(&services));
+    spawn!(EndpointSlice, watcher::Config::default().labels(&slices));
+    spawn!(Node, watcher::Config::default().fields(&node));
+    tasks
+}

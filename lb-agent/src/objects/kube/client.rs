@@ -1,0 +1,206 @@
+//! Which API server, and as whom.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+
+/// A server sends each watch a bookmark about once a minute, so that a connection that is silent
+/// for longer than this is dead, whatever TCP thinks of it.
+const SILENCE: Duration = Duration::from_secs(150);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+const SERVICE_ACCOUNT_TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// What says which API server.
+#[derive(Clone, Debug, Default)]
+pub struct ApiServerOptions {
+    /// A kubeconfig. Without one: the service account of the pod, or what kubectl would read.
+    pub kubeconfig: Option<PathBuf>,
+    /// A URL that takes the place of the one found there.
+    pub url: Option<String>,
+}
+
+/// An API server to talk to.
+#[derive(Clone)]
+pub struct ApiServer {
+    client: Client,
+    url: String,
+}
+
+impl ApiServer {
+    /// Reads the configuration. Does not talk to the server yet.
+    pub async fn configure(options: &ApiServerOptions) -> anyhow::Result<Self> {
+        let mut config = config(options).await?;
+        if let Some(url) = &options.url {
+            config.cluster_url = url
+                .parse()
+                .with_context(|| format!("--apiserver {url:?} is not a URL"))?;
+        }
+        let (scheme, host) = (config.cluster_url.scheme_str(), config.cluster_url.host());
+        let (Some("http" | "https"), Some(host)) = (scheme, host) else {
+            bail!(
+                "the URL of the API server, {}, lacks http:// or https://",
+                config.cluster_url
+            );
+        };
+        // No user and no password, as they may be in a URL.
+        let port = config
+            .cluster_url
+            .port()
+            .map(|port| format!(":{port}"))
+            .unwrap_or_default();
+        let url = format!("{}://{host}{port}", scheme.unwrap_or_default());
+
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.read_timeout = Some(SILENCE);
+        config.reset_reader_on_write = true;
+        let client = Client::try_from(config)
+            .with_context(|| format!("the API server {url} cannot be used with this configuration"))?;
+        Ok(Self { client, url })
+    }
+
+    pub(super) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Its URL, without anything secret.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+async fn config(options: &ApiServerOptions) -> anyhow::Result<Config> {
+    if let Some(path) = &options.kubeconfig {
+        let what = format!("kubeconfig {}", path.display());
+        return from_kubeconfig(Kubeconfig::read_from(path), &what).await;
+    }
+    if env::var_os("KUBERNETES_SERVICE_HOST").is_some() && Path::new(SERVICE_ACCOUNT_TOKEN).exists() {
+        return Config::incluster().context("the pod's service account");
+    }
+    if let Some(paths) = env::var_os("KUBECONFIG").filter(|paths| !paths.is_empty()) {
+        let what = format!("kubeconfig {} (from KUBECONFIG)", Path::new(&paths).display());
+        return from_kubeconfig(Kubeconfig::read(), &what).await;
+    }
+    let default = env::home_dir().map(|home| home.join(".kube/config"));
+    if let Some(path) = default.filter(|path| path.exists()) {
+        let what = format!("kubeconfig {}", path.display());
+        return from_kubeconfig(Kubeconfig::read_from(&path), &what).await;
+    }
+    match &options.url {
+        Some(url) => {
+            let url = url
+                .parse()
+                .with_context(|| format!("--apiserver {url:?} is not a URL"))?;
+            Ok(Config::new(url))
+        }
+        None => bail!(
+            "no API server: give --kubeconfig FILE, --apiserver URL or --source DIR, or run as a \
+             pod with a service account"
+        ),
+    }
+}
+
+async fn from_kubeconfig(kubeconfig: Result<Kubeconfig, KubeconfigError>, what: &str) -> anyhow::Result<Config> {
+    let kubeconfig = kubeconfig
+        .map_err(|error| without_secrets(&error))
+        .context(what.to_owned())?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .map_err(|error| without_secrets(&error))
+        .context(what.to_owned())
+}
+
+/// What is wrong with a kubeconfig. An error of the parser may quote the file, tokens included, so
+/// that only its place is told.
+fn without_secrets(error: &KubeconfigError) -> anyhow::Error {
+    match error {
+        KubeconfigError::Parse(error) => match error.location() {
+            Some(location) => anyhow::anyhow!(
+                "line {}, column {}: this is not what a kubeconfig has there",
+                location.line(),
+                location.column()
+            ),
+            None => anyhow::anyhow!("this is not a kubeconfig"),
+        },
+        KubeconfigError::ReadConfig(error, _) => anyhow::anyhow!("{error}"),
+        other => anyhow::anyhow!("{other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    async fn configure(kubeconfig: &str, url: Option<&str>) -> anyhow::Result<ApiServer> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kubeconfig");
+        fs::write(&path, kubeconfig).unwrap();
+        let options = ApiServerOptions {
+            kubeconfig: Some(path),
+            url: url.map(str::to_owned),
+        };
+        ApiServer::configure(&options).await
+    }
+
+    fn kubeconfig(server: &str) -> String {
+        format!(
+            r#"{{
+                "apiVersion": "v1", "kind": "Config", "current-context": "c",
+                "clusters": [{{ "name": "c", "cluster": {{ "server": "{server}" }} }}],
+                "users": [{{ "name": "u", "user": {{ "token": "s3cret" }} }}],
+                "contexts": [{{ "name": "c", "context": {{ "cluster": "c", "user": "u" }} }}]
+            }}"#
+        )
+    }
+
+    #[tokio::test]
+    async fn the_url_is_the_kubeconfigs_or_the_one_given() {
+        let server = configure(&kubeconfig("http://10.0.0.1:6443"), None).await.unwrap();
+        assert_eq!(server.url(), "http://10.0.0.1:6443");
+        let given = Some("http://127.0.0.1:8001");
+        let server = configure(&kubeconfig("http://10.0.0.1:6443"), given).await.unwrap();
+        assert_eq!(server.url(), "http://127.0.0.1:8001");
+    }
+
+    #[tokio::test]
+    async fn the_url_that_is_shown_holds_no_password() {
+        let server = configure(&kubeconfig("http://user:s3cret@10.0.0.1:6443/x"), None).await;
+        assert_eq!(server.unwrap().url(), "http://10.0.0.1:6443");
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_does_not_parse_is_an_error_with_its_place_and_without_its_secrets() {
+        let text = "apiVersion: v1\nusers:\n- name: u\n  user: s3cret\n";
+        let error = configure(text, None).await.err().map(|error| format!("{error:#}"));
+        let error = error.unwrap();
+        assert!(error.contains("/kubeconfig: line 4"), "{error}");
+        assert!(!error.contains("s3cret"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_without_context_or_file_says_so() {
+        let error = configure("apiVersion: v1\n", None).await.err().unwrap();
+        assert!(format!("{error:#}").contains("current context"), "{error:#}");
+
+        let options = ApiServerOptions {
+            kubeconfig: Some("/nowhere/kubeconfig".into()),
+            url: None,
+        };
+        let error = ApiServer::configure(&options).await.err().unwrap();
+        assert_eq!(
+            format!("{error:#}"),
+            "kubeconfig /nowhere/kubeconfig: No such file or directory (os error 2)"
+        );
+    }
+}

@@ -1,0 +1,205 @@
+//! Whether the API server can be watched, and saying so without repeating it all the time.
+
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use kube::client::AuthError;
+
+use crate::model::Kind;
+
+/// While nothing changes, it is said again after this long, then after twice as long, and so on.
+const FIRST_REMINDER: Duration = Duration::from_secs(30);
+const SLOWEST_REMINDER: Duration = Duration::from_secs(15 * 60);
+
+/// What is wrong with the watches of one API server; shared by them, since one server that is down
+/// is one message and not three.
+#[derive(Clone, Debug)]
+pub(super) struct Outages {
+    url: Arc<str>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    failing: BTreeMap<Kind, String>,
+    since: Option<Instant>,
+    reminder: Option<(Instant, Duration)>,
+}
+
+impl Outages {
+    pub(super) fn new(url: String) -> Self {
+        Self {
+            url: url.into(),
+            state: Arc::default(),
+        }
+    }
+
+    /// The watch of a kind failed with this.
+    pub(super) fn failed(&self, kind: Kind, reason: String) {
+        let url = &self.url;
+        let mut state = self.lock();
+        if let Some(time) = state.failed(kind, &reason, Instant::now()) {
+            tracing::warn!(
+                %url,
+                failing_s = time.as_secs(),
+                "the API server cannot be watched, its last word stays in force: {reason}"
+            );
+        }
+    }
+
+    /// The watch of a kind works.
+    pub(super) fn recovered(&self, kind: Kind) {
+        let mut state = self.lock();
+        if let Some(time) = state.recovered(kind, Instant::now()) {
+            let url = &self.url;
+            tracing::info!(%url, failed_s = time.as_secs(), "the API server is watched again");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Notes a failure. Returns for how long there have been any if it is time to speak.
+    fn failed(&mut self, kind: Kind, reason: &str, now: Instant) -> Option<Duration> {
+        let known = self.failing.values().any(|other| other == reason);
+        self.failing.insert(kind, reason.to_owned());
+        let since = *self.since.get_or_insert(now);
+        let interval = match self.reminder {
+            Some((due, interval)) if known => {
+                if now < due {
+                    return None;
+                }
+                (interval * 2).min(SLOWEST_REMINDER)
+            }
+            _ => FIRST_REMINDER,
+        };
+        self.reminder = Some((now + interval, interval));
+        Some(now - since)
+    }
+
+    /// Notes a success. Returns for how long there had been failures if this ends the last one.
+    fn recovered(&mut self, kind: Kind, now: Instant) -> Option<Duration> {
+        self.failing.remove(&kind)?;
+        if !self.failing.is_empty() {
+            return None;
+        }
+        self.reminder = None;
+        self.since.take().map(|since| now - since)
+    }
+}
+
+/// Says what went wrong, from the outside in. kube's own messages repeat their causes, and those of
+/// an exec plugin hold its output, which may be a token.
+pub(super) fn describe(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => format!("{} (status {})", status.message, status.code),
+        kube::Error::Service(error) => causes(error.as_ref()),
+        kube::Error::HyperError(error) => causes(error),
+        other => causes(other),
+    }
+}
+
+fn causes(error: &(dyn Error + 'static)) -> String {
+    let mut messages: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<AuthError>() {
+            messages.push(credentials(error));
+            break;
+        }
+        let message = error.to_string();
+        next = error.source();
+        // A message that ends with its cause leaves the word to the cause.
+        let repeated = next.is_some_and(|cause| message.ends_with(&cause.to_string()));
+        if !repeated {
+            messages.push(message);
+        }
+    }
+    messages.join(": ")
+}
+
+fn credentials(error: &AuthError) -> String {
+    let reason = match error {
+        AuthError::AuthExecRun { cmd, out } => format!("{cmd} failed, {}", out.status),
+        AuthError::ReadTokenFile(error, path) => format!("{}: {error}", path.display()),
+        AuthError::AuthExecStart(error) => format!("the exec plugin does not start: {error}"),
+        _ => "check the user in the kubeconfig".to_owned(),
+    };
+    format!("no credentials: {reason}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_server_that_is_down_is_said_once_for_all_kinds() {
+        let mut state = State::default();
+        let now = Instant::now();
+        assert!(state.failed(Kind::Service, "connection refused", now).is_some());
+        assert!(state.failed(Kind::EndpointSlice, "connection refused", now).is_none());
+        assert!(state.failed(Kind::Node, "connection refused", now).is_none());
+    }
+
+    #[test]
+    fn it_is_said_again_ever_more_rarely_or_when_the_reason_changes() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let mut said = Vec::new();
+        for second in 0..600 {
+            let now = start + Duration::from_secs(second);
+            if state.failed(Kind::Service, "connection refused", now).is_some() {
+                said.push(second);
+            }
+        }
+        assert_eq!(said, [0, 30, 90, 210, 450]);
+        let now = start + Duration::from_secs(600);
+        let failing = state.failed(Kind::Service, "services is forbidden", now);
+        assert_eq!(failing, Some(Duration::from_secs(600)));
+    }
+
+    #[test]
+    fn it_is_over_when_no_kind_fails_any_more() {
+        let mut state = State::default();
+        let start = Instant::now();
+        let later = start + Duration::from_secs(7);
+        state.failed(Kind::Service, "connection refused", start);
+        state.failed(Kind::Node, "connection refused", start);
+        assert_eq!(state.recovered(Kind::EndpointSlice, later), None);
+        assert_eq!(state.recovered(Kind::Service, later), None);
+        assert_eq!(state.recovered(Kind::Node, later), Some(Duration::from_secs(7)));
+        assert!(state.failed(Kind::Node, "connection refused", later).is_some());
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_servers_words_and_no_token_is_told() {
+        let status = kube::core::Status {
+            code: 403,
+            message: "services is forbidden".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            describe(&kube::Error::Api(Box::new(status))),
+            "services is forbidden (status 403)"
+        );
+
+        let output = std::process::Output {
+            status: std::process::ExitStatus::default(),
+            stdout: b"s3cret".to_vec(),
+            stderr: Vec::new(),
+        };
+        let error = AuthError::AuthExecRun {
+            cmd: "aws".into(),
+            out: Box::new(output),
+        };
+        let told = describe(&kube::Error::Auth(error));
+        assert!(told.contains("aws failed") && !told.contains("s3cret"), "{told}");
+    }
+}

@@ -1,0 +1,66 @@
+//! What a plane is: something in the kernel that serves the desired state.
+
+use crate::{
+    desired::{Change, ServicePortName, State},
+    kernel::links::LinkEvent,
+};
+
+pub mod ebpf;
+
+/// A plane takes the change of the desired state and makes it true in the kernel. It knows nothing
+/// of Kubernetes objects. What it programmed goes on working when the agent is gone.
+pub trait Plane {
+    /// Makes the kernel hold `state` and nothing else of ours. Adopts what is there already:
+    /// flows go on. Called once, after the first complete lists.
+    fn replace(&mut self, state: &State) -> Outcome;
+
+    /// Applies a change. Each service port succeeds or fails by itself; one that fails keeps the
+    /// state it had.
+    fn apply(&mut self, change: &Change) -> Outcome;
+
+    /// A link came, changed or went.
+    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError>;
+
+    /// Called about once a second, for what has to wait: slots of ranges that running programs may
+    /// still read.
+    fn tick(&mut self);
+}
+
+/// What became of a change.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Service ports that are now as desired.
+    pub programmed: usize,
+    /// Writes to the kernel that it took.
+    pub writes: usize,
+    /// Those that keep their former state, with the reason. To be tried again later.
+    pub failed: Vec<(ServicePortName, PlaneError)>,
+    /// Why the addresses for NodePorts are not as desired.
+    pub node_addresses: Option<PlaneError>,
+}
+
+/// Why the kernel does not hold what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    /// A map has no room. The state from before stays.
+    #[error("map {map} is full ({capacity} entries): raise {flag} and restart the agent")]
+    MapFull {
+        /// Name of the map.
+        map: &'static str,
+        /// How many entries it can hold.
+        capacity: u32,
+        /// The flag that sets its size.
+        flag: &'static str,
+    },
+    /// The protocol is not served by this plane.
+    #[error("protocol {0} is not served yet")]
+    Protocol(crate::desired::Protocol),
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was tried, with the name of the map, link or program.
+        what: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,264 @@
+//! The plane that serves in BPF: programs on links and sockets, and the maps that tell them where
+//! to send a client.
+//!
+//! ```text
+//! Services  desired state → rows: services, plan, port, batch; numbers, ranges; adopt (restart)
+//!    │
+//! Tables    trait over the maps ── BpfTable (sys: bpf(2) batches) / maps in memory (tests)
+//!
+//! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
+//! object    the embedded BPF object: maps made or taken over, programs loaded
+//! ```
+
+use std::{
+    os::{fd::AsRawFd as _, unix::net::UnixDatagram},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use lb_common::maps;
+use tracing::{debug, error};
+
+use crate::{
+    desired::{Change, State},
+    kernel::{links::LinkEvent, nft},
+    plane::{Outcome, Plane, PlaneError},
+};
+
+mod adopt;
+mod batch;
+mod cleanup;
+mod clsact;
+mod hooks;
+mod numbers;
+mod object;
+mod pins;
+mod plan;
+mod port;
+mod ranges;
+mod services;
+mod sys;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use cleanup::cleanup;
+
+use hooks::Hooks;
+use object::Globals;
+use pins::Pins;
+use services::Services;
+
+/// What ranges and numbers rest for at least, whoever calls [`Plane::tick`] how often.
+const REST: Duration = Duration::from_secs(1);
+
+/// How the plane is to run.
+#[derive(Clone, Debug)]
+pub struct EbpfOptions {
+    /// A bpf filesystem, where maps and links outlive the agent.
+    pub bpffs: PathBuf,
+    /// The cgroup v2 whose processes have their sockets translated; `None` leaves sockets alone.
+    pub cgroup: Option<PathBuf>,
+    /// The bit of the packet mark that asks the kernel to masquerade. With 0 there is no rule for
+    /// it: somebody else masquerades.
+    pub masquerade_mark: u32,
+    /// Sizes of the maps.
+    pub sizes: MapSizes,
+    /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
+    #[doc(hidden)]
+    pub force_clsact: bool,
+}
+
+/// How many rows each map can hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MapSizes {
+    /// Frontends.
+    pub services: u32,
+    /// Members of endpoint sets.
+    pub slots: u32,
+    /// Endpoints of service ports; one less is usable, since 0 is nobody.
+    pub backends: u32,
+    /// Two for each flow.
+    pub flows: u32,
+    /// Connections of the host's own processes.
+    pub sockets: u32,
+}
+
+impl Default for MapSizes {
+    fn default() -> Self {
+        Self {
+            services: maps::DEFAULT_SERVICES,
+            slots: maps::DEFAULT_SLOTS,
+            backends: maps::DEFAULT_BACKENDS,
+            flows: maps::DEFAULT_FLOWS,
+            sockets: maps::DEFAULT_SOCKETS,
+        }
+    }
+}
+
+impl MapSizes {
+    const fn by_name(&self) -> [(&'static str, u32); 5] {
+        [
+            (maps::SERVICES, self.services),
+            (maps::SLOTS, self.slots),
+            (maps::BACKENDS, self.backends),
+            (maps::FLOWS, self.flows),
+            (maps::SOCKETS, self.sockets),
+        ]
+    }
+}
+
+/// The plane.
+pub struct EbpfPlane {
+    services: Services,
+    hooks: Hooks,
+    pins: Pins,
+    cgroup: Option<PathBuf>,
+    /// New maps are still empty, while programs of an earlier agent serve from its own: ours take
+    /// their place once the maps are filled. Until then, what happened to links.
+    waiting: Option<Vec<LinkEvent>>,
+    last_tick: Instant,
+}
+
+impl EbpfPlane {
+    /// Loads the programs, makes the maps or takes over those of an earlier agent, and takes the
+    /// place of its programs. Nothing that is served stops being served.
+    pub fn start(options: EbpfOptions) -> anyhow::Result<Self> {
+        let missing = object::missing_capabilities()?;
+        if !missing.is_empty() {
+            bail!("loading BPF programs needs {}: run as root", missing.join(", "));
+        }
+        lift_memory_limit();
+        let pins = Pins::new(&options.bpffs)?;
+        let netns_cookie = match &options.cgroup {
+            Some(cgroup) => {
+                check_cgroup(cgroup)?;
+                Some(netns_cookie().context(
+                    "cannot tell this network namespace from others (kernel 5.14 can); \
+                     `--socket-lb off` goes without",
+                )?)
+            }
+            None => None,
+        };
+        pins.create()?;
+        let globals = Globals {
+            netns_cookie,
+            masquerade_mark: options.masquerade_mark,
+        };
+        let loaded = object::load(&pins, &options.sizes, globals)?;
+        let services = Services::open(loaded.tables).context("cannot read the maps")?;
+        if options.masquerade_mark != 0 {
+            nft::apply(options.masquerade_mark)?;
+        }
+        pins.take_links_of_other_layouts()
+            .context("cannot move the pins of another version")?;
+        let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
+        let mut plane = Self {
+            services,
+            waiting: (!loaded.adopted && hooks.are_in_use()?).then(Vec::new),
+            hooks,
+            pins,
+            cgroup: options.cgroup,
+            last_tick: Instant::now(),
+        };
+        if plane.waiting.is_none() {
+            plane.take_over()?;
+        }
+        Ok(plane)
+    }
+
+    /// Puts our programs on the hooks, in the place of an earlier agent's.
+    fn take_over(&mut self) -> anyhow::Result<()> {
+        self.hooks
+            .adopt_links()
+            .context("cannot take over the programs on links")?;
+        self.hooks.attach_sockets(self.cgroup.as_deref())?;
+        self.pins
+            .remove_other_layouts()
+            .context("cannot remove the pins of another version")
+    }
+}
+
+impl Plane for EbpfPlane {
+    fn replace(&mut self, state: &State) -> Outcome {
+        let outcome = self.services.replace(state);
+        if let Some(events) = self.waiting.take() {
+            if let Err(error) = self.take_over() {
+                error!("{error:#}");
+            }
+            for event in events {
+                if let Err(error) = self.hooks.link(&event) {
+                    error!("{error}");
+                }
+            }
+        }
+        outcome
+    }
+
+    fn apply(&mut self, change: &Change) -> Outcome {
+        self.services.apply(change)
+    }
+
+    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError> {
+        match &mut self.waiting {
+            Some(events) => {
+                events.push(event.clone());
+                Ok(())
+            }
+            None => self.hooks.link(event),
+        }
+    }
+
+    fn tick(&mut self) {
+        if self.last_tick.elapsed() >= REST {
+            self.last_tick = Instant::now();
+            self.services.tick();
+        }
+    }
+}
+
+fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {
+    use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+    let advice = "sockets of the host are translated at a cgroup v2; `--socket-lb off` goes without";
+    let found = statfs(cgroup).with_context(|| format!("no cgroup at {}: {advice}", cgroup.display()))?;
+    if found.filesystem_type() != CGROUP2_SUPER_MAGIC {
+        bail!("{} is no cgroup v2: {advice}", cgroup.display());
+    }
+    Ok(())
+}
+
+/// The kernel's name for the network namespace of this thread.
+fn netns_cookie() -> anyhow::Result<u64> {
+    // Any socket knows the namespace it was made in, and this kind needs no link to be up.
+    let socket = UnixDatagram::unbound()?;
+    let mut cookie = 0_u64;
+    let mut length = libc::socklen_t::try_from(size_of_val(&cookie))?;
+    // SAFETY: `cookie` and `length` live across the call, and `length` is that of `cookie`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            std::ptr::from_mut(&mut cookie).cast(),
+            &mut length,
+        )
+    };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(cookie)
+}
+
+/// Kernels before 5.11 count maps against the memory that a process may lock.
+fn lift_memory_limit() {
+    let limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: `limit` lives across the call.
+    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
+        let error = std::io::Error::last_os_error();
+        debug!(%error, "cannot lift the limit of locked memory: a kernel before 5.11 may refuse the maps");
+    }
+}

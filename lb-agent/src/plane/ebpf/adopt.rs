@@ -1,0 +1,232 @@
+//! Takes over what an earlier agent left in the maps, so that a restart keeps the numbers that
+//! flows remember, and writes only what is different.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use lb_common::{
+    BackendValue, Range, ServiceKey,
+    backend::{DRAINING, FREE, LOCAL, SERVING},
+};
+use tracing::info;
+
+use super::{
+    numbers::Numbers,
+    port::{Backend, Programmed, free_backend, key},
+    ranges::Ranges,
+    services::{Later, Row, Services, in_bounds},
+    table::Tables,
+};
+use crate::desired::{Endpoint, ServicePort, State};
+
+/// What was in the maps at the start, besides the rows of services.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Numbers that are not free.
+    backends: Vec<(u32, BackendValue)>,
+    /// As many slots as ranges reach.
+    slots: Vec<u32>,
+}
+
+impl Services {
+    /// Reads what is in the maps. Nothing is written before [`Services::replace`].
+    pub(super) fn open(tables: Tables) -> io::Result<Self> {
+        let mut rows = HashMap::new();
+        tables.services.read(&mut |key, value| {
+            let owner = value.service;
+            rows.insert(key, Row { owner, value });
+            true
+        })?;
+
+        let capacity = tables.slots.capacity();
+        let used = ranges(&rows, capacity).map(end).max().unwrap_or(0) as usize;
+        let mut slots = Vec::with_capacity(used);
+        tables.slots.read(&mut |_, number| {
+            if slots.len() < used {
+                slots.push(number);
+            }
+            slots.len() < used
+        })?;
+
+        let mut backends = Vec::new();
+        let mut generations = Vec::new();
+        tables.backends.read(&mut |number, value| {
+            if value.state != FREE {
+                backends.push((number, value));
+            }
+            if value.generation != 0 {
+                generations.resize(number as usize + 1, 0);
+                generations[number as usize] = value.generation;
+            }
+            true
+        })?;
+
+        let mut node_addresses = BTreeMap::new();
+        tables.node_addresses.read(&mut |address, value| {
+            node_addresses.insert(address, value);
+            true
+        })?;
+
+        let (slot_capacity, none) = (tables.slots.capacity(), BTreeSet::new());
+        Ok(Self {
+            tables,
+            rows,
+            ports: HashMap::new(),
+            slots: Ranges::new(slot_capacity),
+            backend_numbers: Numbers::new(0, &none),
+            generations,
+            service_numbers: Numbers::new(0, &none),
+            node_addresses,
+            found: Some(Found { backends, slots }),
+            later: Later::default(),
+        })
+    }
+
+    /// Takes over what of `found` belongs to service ports of `state`. The rest is let go of once
+    /// the state is written.
+    pub(super) fn adopt(&mut self, found: Found, state: &State) {
+        // Twice what there can be at once, for numbers that rest.
+        let service_limit = self.tables.services.capacity().saturating_mul(2);
+        let backend_limit = self.tables.backends.capacity().saturating_sub(1);
+        let mut backends = by_service(&found.backends);
+        let mut keys: HashMap<u32, Vec<ServiceKey>> = HashMap::new();
+        for (key, row) in &self.rows {
+            keys.entry(row.owner).or_default().push(*key);
+        }
+
+        let mut adopted = HashSet::new();
+        let mut adopted_backends = HashSet::new();
+        for (name, service) in &state.services {
+            let number = self
+                .numbers_at(service)
+                .into_iter()
+                .find(|number| (1..=service_limit).contains(number) && !adopted.contains(number));
+            let Some(number) = number else {
+                continue;
+            };
+            adopted.insert(number);
+            let backends = backends.remove(&number).unwrap_or_default();
+            let keys = keys.remove(&number).unwrap_or_default();
+            let ranges = self.adopt_ranges(&keys, &backends, &found.slots);
+            adopted_backends.extend(backends.iter().map(|backend| backend.number));
+            let port = Programmed {
+                number,
+                keys,
+                backends,
+                found: ranges,
+                ..Programmed::default()
+            };
+            self.ports.insert(name.clone(), port);
+        }
+
+        // Everything else belongs to nobody: it goes when the new state is in place, and rests.
+        let used: BTreeSet<u32> = self
+            .rows
+            .values()
+            .map(|row| row.owner)
+            .filter(|number| (1..=service_limit).contains(number))
+            .collect();
+        self.service_numbers = Numbers::new(service_limit, &used);
+        for number in used.difference(&adopted.iter().copied().collect()) {
+            self.service_numbers.retire(*number);
+        }
+        for (owner, keys) in keys {
+            self.later.rows.extend(keys.into_iter().map(|key| (key, owner)));
+        }
+        let used: BTreeSet<u32> = found.backends.iter().map(|(number, _)| *number).collect();
+        self.backend_numbers = Numbers::new(backend_limit, &used);
+        for number in used.iter().filter(|number| !adopted_backends.contains(*number)) {
+            if *number == 0 {
+                self.later.backends.push((0, free_backend(self.generation(0))));
+            } else {
+                self.free_backend(*number);
+            }
+        }
+        let in_use: Vec<_> = ranges(&self.rows, self.tables.slots.capacity()).collect();
+        for range in in_use {
+            self.slots.retire_free(range.base, end(range));
+        }
+        if !self.rows.is_empty() {
+            info!(
+                service_ports = self.ports.len(),
+                backends = adopted_backends.len(),
+                of_backends = found.backends.len(),
+                "took over what was in the maps"
+            );
+        }
+    }
+
+    /// The numbers that stand in the rows of a service port's frontends.
+    fn numbers_at(&self, service: &ServicePort) -> Vec<u32> {
+        service
+            .frontends
+            .keys()
+            .filter_map(|frontend| key(frontend).ok())
+            .filter_map(|key| self.rows.get(&key))
+            .map(|row| row.owner)
+            .collect()
+    }
+
+    /// The ranges of a service port's rows whose slots hold nothing but its own backends.
+    fn adopt_ranges(&mut self, keys: &[ServiceKey], backends: &[Backend], slots: &[u32]) -> Vec<(Range, Vec<u32>)> {
+        let own: HashSet<u32> = backends.iter().map(|backend| backend.number).collect();
+        let mut ranges = BTreeMap::new();
+        for value in keys.iter().filter_map(|key| self.rows.get(key)).map(|row| row.value) {
+            for range in [value.near, value.far] {
+                ranges.insert((range.base, range.count), range);
+            }
+        }
+        let capacity = self.tables.slots.capacity();
+        ranges
+            .into_values()
+            .filter(|range| in_bounds(*range, capacity))
+            .filter_map(|range| {
+                let numbers = slots.get(range.base as usize..end(range) as usize)?.to_vec();
+                let is_own = numbers.iter().all(|number| own.contains(number));
+                (is_own && self.slots.claim(range)).then_some((range, numbers))
+            })
+            .collect()
+    }
+}
+
+/// The backends that are as an agent writes them, by the service port that they say they belong to,
+/// in order of their addresses, each address once.
+fn by_service(found: &[(u32, BackendValue)]) -> HashMap<u32, Vec<Backend>> {
+    let mut services: HashMap<u32, Vec<Backend>> = HashMap::new();
+    for (number, value) in found {
+        let known = matches!(value.state, SERVING | DRAINING) && value.flags & !LOCAL == 0;
+        if *number == 0 || !known {
+            continue;
+        }
+        services.entry(value.service).or_default().push(Backend {
+            socket: SocketAddr::new(IpAddr::from(value.address), value.port.get()),
+            number: *number,
+            // Which of the sets it was in, its row does not tell. What counts is that it serves.
+            endpoint: Endpoint {
+                on_node: value.flags & LOCAL != 0,
+                cluster: value.state == SERVING,
+                local: false,
+            },
+        });
+    }
+    for backends in services.values_mut() {
+        backends.sort_by_key(|backend| (backend.socket, backend.number));
+        backends.dedup_by_key(|backend| backend.socket);
+    }
+    services
+}
+
+/// The ranges that rows name, as far as the map can hold them.
+fn ranges(rows: &HashMap<ServiceKey, Row>, capacity: u32) -> impl Iterator<Item = Range> + use<'_> {
+    rows.values()
+        .flat_map(|row| [row.value.near, row.value.far])
+        .filter(move |range| in_bounds(*range, capacity))
+}
+
+/// One past the last slot of a range that is in bounds.
+const fn end(range: Range) -> u32 {
+    range.base + range.count
+}

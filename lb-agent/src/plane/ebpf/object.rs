@@ -1,0 +1,287 @@
+//! Loads the BPF object: its maps, new or those of an earlier agent, and its programs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use aya::{
+    EbpfLoader,
+    maps::{MapData, MapInfo},
+    programs::Program as AyaProgram,
+};
+use aya_obj::{
+    Object,
+    generated::bpf_attach_type::{self, *},
+};
+use lb_common::{config, maps};
+use tracing::{debug, info, warn};
+
+use super::{
+    MapSizes,
+    pins::{self, Pins},
+    table::{BpfTable, Tables},
+};
+
+/// What `cargo xtask build-ebpf` made.
+static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
+
+/// The maps that outlive the agent.
+const PINNED: [&str; 7] = [
+    maps::SERVICES,
+    maps::SLOTS,
+    maps::BACKENDS,
+    maps::FLOWS,
+    maps::SOCKETS,
+    maps::NODE_ADDRESSES,
+    maps::COUNTERS,
+];
+
+/// The programs for links.
+pub(super) const LINK_PROGRAMS: [&str; 3] = [POD_INGRESS, OUTSIDE_INGRESS, EGRESS];
+/// Packets that a pod of this node sends.
+pub(super) const POD_INGRESS: &str = "pod_ingress";
+/// Packets that come to this node.
+pub(super) const OUTSIDE_INGRESS: &str = "outside_ingress";
+/// Packets that go out to a link.
+pub(super) const EGRESS: &str = "egress";
+
+/// The programs for sockets, and where each is attached.
+pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 8] = [
+    ("connect4", BPF_CGROUP_INET4_CONNECT),
+    ("connect6", BPF_CGROUP_INET6_CONNECT),
+    ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
+    ("sendmsg6", BPF_CGROUP_UDP6_SENDMSG),
+    ("recvmsg4", BPF_CGROUP_UDP4_RECVMSG),
+    ("recvmsg6", BPF_CGROUP_UDP6_RECVMSG),
+    ("getpeername4", BPF_CGROUP_INET4_GETPEERNAME),
+    ("getpeername6", BPF_CGROUP_INET6_GETPEERNAME),
+];
+
+/// What the programs are told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Globals {
+    /// Whose sockets are translated; `None` loads no socket programs.
+    pub(super) netns_cookie: Option<u64>,
+    /// The bit of the mark that asks for masquerading.
+    pub(super) masquerade_mark: u32,
+}
+
+/// A loaded program.
+#[derive(Debug)]
+pub(super) struct Program {
+    fd: OwnedFd,
+    /// Its number in the kernel.
+    pub(super) id: u32,
+}
+
+impl Program {
+    /// Its descriptor.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Loaded programs by name.
+#[derive(Debug)]
+pub(super) struct Programs(BTreeMap<&'static str, Program>);
+
+impl Programs {
+    /// One that was asked for when loading.
+    pub(super) fn get(&self, name: &str) -> io::Result<&Program> {
+        self.0
+            .get(name)
+            .ok_or_else(|| io::Error::other(format!("program {name} is not loaded")))
+    }
+}
+
+/// The object in the kernel.
+pub(super) struct Loaded {
+    /// The programs, attached nowhere yet.
+    pub(super) programs: Programs,
+    /// The maps that the agent fills.
+    pub(super) tables: Tables,
+    /// Whether the maps are those of an earlier agent.
+    pub(super) adopted: bool,
+}
+
+/// Loads the object.
+pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
+    let adopted = adopt_maps(pins, sizes)?;
+    let cookie = globals.netns_cookie.unwrap_or(0);
+    let paths: Vec<_> = PINNED.into_iter().map(|name| (name, pins.map(name))).collect();
+
+    let mut loader = EbpfLoader::new();
+    // Our programs read no structs of the kernel, so they need nothing of its type information.
+    loader.btf(None);
+    loader.override_global(config::NETNS_COOKIE, &cookie, true);
+    loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
+    for (name, size) in sizes.by_name() {
+        loader.map_max_entries(name, size);
+    }
+    for (name, path) in &paths {
+        loader.map_pin_path(name, path.as_path());
+    }
+    let mut ebpf = loader.load(OBJECT).context("the kernel does not take the maps")?;
+
+    let sockets = SOCKET_PROGRAMS.into_iter().map(|(name, _)| name);
+    let sockets = sockets.filter(|_| globals.netns_cookie.is_some());
+    let mut programs = BTreeMap::new();
+    for name in LINK_PROGRAMS.into_iter().chain(sockets) {
+        let program = ebpf
+            .program_mut(name)
+            .ok_or_else(|| anyhow!("the BPF object has no program {name}: build it again"))?;
+        let program = load_program(name, program)?;
+        debug!(name, id = program.id, "program loaded");
+        programs.insert(name, program);
+    }
+    Ok(Loaded {
+        programs: Programs(programs),
+        tables: tables(pins)?,
+        adopted,
+    })
+}
+
+fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program> {
+    let refused = || format!("the kernel does not take program {name}");
+    let (fd, info) = match program {
+        AyaProgram::SchedClassifier(program) => {
+            program.load().with_context(refused)?;
+            (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
+        }
+        AyaProgram::CgroupSockAddr(program) => {
+            program.load().with_context(refused)?;
+            (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
+        }
+        _ => bail!("program {name} of the BPF object is of another type: build it again"),
+    };
+    Ok(Program { fd, id: info.id() })
+}
+
+fn tables(pins: &Pins) -> anyhow::Result<Tables> {
+    fn table<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> anyhow::Result<Box<BpfTable<K, V>>> {
+        let map = MapData::from_pin(pins.map(name)).with_context(|| format!("map {name}"))?;
+        Ok(Box::new(BpfTable::new(&map).with_context(|| format!("map {name}"))?))
+    }
+    Ok(Tables {
+        services: table(pins, maps::SERVICES)?,
+        slots: table(pins, maps::SLOTS)?,
+        backends: table(pins, maps::BACKENDS)?,
+        node_addresses: table(pins, maps::NODE_ADDRESSES)?,
+    })
+}
+
+/// What makes two maps the same to programs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Shape {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// Looks at the maps that are pinned. If they are all there and all as the object and the sizes have
+/// them, the object is loaded on top of them; if not, they are unpinned, all of them, since the rows
+/// of one speak of the rows of the others. Programs that run on them keep them until they go.
+fn adopt_maps(pins: &Pins, sizes: &MapSizes) -> anyhow::Result<bool> {
+    let object = Object::parse(OBJECT).context("the embedded BPF object cannot be read")?;
+    let sizes: BTreeMap<_, _> = sizes.by_name().into_iter().collect();
+    let mut missing = BTreeSet::new();
+    let mut different = Vec::new();
+    for name in PINNED {
+        let map = object
+            .maps
+            .get(name)
+            .ok_or_else(|| anyhow!("the BPF object has no map {name}: build it again"))?;
+        let wanted = Shape {
+            map_type: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries: sizes.get(name).copied().unwrap_or(map.max_entries()),
+            flags: map.map_flags(),
+        };
+        let path = pins.map(name);
+        if !path.exists() {
+            missing.insert(name);
+            continue;
+        }
+        match shape(&path) {
+            Ok(found) if found == wanted => {}
+            Ok(found) => different.push(format!("{name} is {found:?}, wanted {wanted:?}")),
+            Err(error) => different.push(format!("{name}: {error:#}")),
+        }
+    }
+    if missing.is_empty() && different.is_empty() {
+        info!("taking over the maps of an earlier agent");
+        return Ok(true);
+    }
+    if missing.len() < PINNED.len() {
+        warn!(
+            ?missing,
+            ?different,
+            "the maps of an earlier agent do not fit: making new ones; flows begin anew"
+        );
+    }
+    for name in PINNED {
+        let path = pins.map(name);
+        pins::remove(&path).with_context(|| format!("cannot unpin {}", path.display()))?;
+    }
+    Ok(false)
+}
+
+fn shape(path: &std::path::Path) -> anyhow::Result<Shape> {
+    let info = MapInfo::from_pin(path)?;
+    Ok(Shape {
+        map_type: info.map_type()? as u32,
+        key_size: info.key_size(),
+        value_size: info.value_size(),
+        max_entries: info.max_entries(),
+        flags: info.map_flags(),
+    })
+}
+
+/// The capabilities that are missing, by name.
+pub(super) fn missing_capabilities() -> anyhow::Result<Vec<&'static str>> {
+    let path = "/proc/self/status";
+    let status = fs::read_to_string(path).with_context(|| path.to_owned())?;
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
+        .ok_or_else(|| anyhow!("{path} has no CapEff"))?;
+    Ok(missing_of(effective))
+}
+
+/// Of a set of effective capabilities: what BPF programs for links and sockets lack.
+fn missing_of(effective: u64) -> Vec<&'static str> {
+    // Numbers of linux/capability.h.
+    const SYS_ADMIN: u32 = 21;
+    const NEEDED: [(u32, &str); 3] = [
+        (12, "CAP_NET_ADMIN"),
+        // These two were part of CAP_SYS_ADMIN before kernel 5.8, which still stands for them.
+        (38, "CAP_PERFMON"),
+        (39, "CAP_BPF"),
+    ];
+    let has = |number: u32| effective & (1 << number) != 0;
+    NEEDED
+        .into_iter()
+        .filter(|(number, _)| !(has(*number) || *number > SYS_ADMIN && has(SYS_ADMIN)))
+        .map(|(_, name)| name)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        assert_eq!(missing_of(u64::MAX), [] as [&str; 0]);
+        assert_eq!(missing_of(0), ["CAP_NET_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
+        assert_eq!(missing_of(1 << 12 | 1 << 21), [] as [&str; 0]);
+        assert_eq!(missing_of(1 << 12 | 1 << 39), ["CAP_PERFMON"]);
+    }
+}

@@ -1,0 +1,214 @@
+//! Where our maps and links are pinned, so that they outlive the agent.
+
+use std::{
+    fs, io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+use lb_common::maps::LAYOUT_VERSION;
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+use super::sys::{self, Direction};
+
+/// Our folder in the bpffs.
+const FOLDER: &str = "lb-agent";
+
+/// The pins of one layout of the maps.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    /// `<bpffs>/lb-agent`.
+    root: PathBuf,
+    /// `v<LAYOUT_VERSION>`.
+    version: String,
+}
+
+/// A pinned link, by the name of its pin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum LinkName<'a> {
+    /// A TCX hook: `ingress-7`. Of the hook and not of the program, so that there is never more than
+    /// one, also where a link changes its role.
+    Tcx(Direction, u32),
+    /// A cgroup hook: `connect4`.
+    Cgroup(&'a str),
+}
+
+impl<'a> LinkName<'a> {
+    /// From the name of a pin.
+    pub(super) fn parse(name: &'a str) -> Self {
+        let tcx = name.split_once('-').and_then(|(hook, index)| {
+            let direction = Direction::ALL.into_iter().find(|d| d.name() == hook)?;
+            Some(Self::Tcx(direction, index.parse().ok()?))
+        });
+        tcx.unwrap_or(Self::Cgroup(name))
+    }
+}
+
+impl Pins {
+    /// The pins under `bpffs`, which must be a bpf filesystem.
+    pub(super) fn new(bpffs: &Path) -> anyhow::Result<Self> {
+        let mount = format!("mount -t bpf bpf {}", bpffs.display());
+        let found = statfs(bpffs).with_context(|| {
+            format!(
+                "no bpf filesystem at {}: make the folder, then `{mount}`",
+                bpffs.display()
+            )
+        })?;
+        if found.filesystem_type() != BPF_FS_MAGIC {
+            bail!(
+                "{} is not on a bpf filesystem, which holds maps and programs while the agent is \
+                 away: `{mount}`",
+                bpffs.display()
+            );
+        }
+        Ok(Self {
+            root: bpffs.join(FOLDER),
+            version: format!("v{LAYOUT_VERSION}"),
+        })
+    }
+
+    /// `<bpffs>/lb-agent`.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Makes the folders, for root only.
+    pub(super) fn create(&self) -> anyhow::Result<()> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        for folder in [self.maps(), self.links()] {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    fn maps(&self) -> PathBuf {
+        self.root.join(&self.version).join("maps")
+    }
+
+    fn links(&self) -> PathBuf {
+        self.root.join(&self.version).join("links")
+    }
+
+    /// Of a map.
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// Of a link.
+    pub(super) fn link(&self, name: LinkName<'_>) -> PathBuf {
+        self.links().join(match name {
+            LinkName::Tcx(direction, ifindex) => format!("{}-{ifindex}", direction.name()),
+            LinkName::Cgroup(program) => program.to_owned(),
+        })
+    }
+
+    /// Names of the links that are pinned.
+    pub(super) fn link_names(&self) -> io::Result<Vec<String>> {
+        names(&self.links())
+    }
+
+    /// Brings the links that agents with another layout of the maps left into our folder. They keep
+    /// their programs, which keep their maps, until ours take their place.
+    pub(super) fn take_links_of_other_layouts(&self) -> io::Result<()> {
+        for version in self.other_layouts()? {
+            let theirs = self.root.join(&version).join("links");
+            for name in names(&theirs)? {
+                let (from, to) = (theirs.join(&name), self.links().join(&name));
+                if to.exists() {
+                    fs::remove_file(from)?;
+                } else {
+                    fs::rename(from, to)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what agents with another layout of the maps left.
+    pub(super) fn remove_other_layouts(&self) -> io::Result<()> {
+        for version in self.other_layouts()? {
+            fs::remove_dir_all(self.root.join(version))?;
+        }
+        Ok(())
+    }
+
+    fn other_layouts(&self) -> io::Result<Vec<String>> {
+        let mut versions = names(&self.root)?;
+        versions.retain(|version| *version != self.version);
+        Ok(versions)
+    }
+}
+
+/// Opens a pin, if there is one.
+pub(super) fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
+    absent_is_none(sys::open_pin(path))
+}
+
+/// Removes a pin; says whether there was one. A link without a pin and without anybody who holds
+/// it is detached by the kernel.
+pub(super) fn remove(path: &Path) -> io::Result<bool> {
+    absent_is_none(fs::remove_file(path)).map(|removed| removed.is_some())
+}
+
+/// Names of what is in a folder; none where there is no folder.
+pub(super) fn names(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in absent_is_none(fs::read_dir(folder))?.into_iter().flatten() {
+        // Ours are all ASCII, and one that is not does not match anything.
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn absent_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_pin_comes_back() {
+        let pins = Pins {
+            root: PathBuf::from("/bpf/lb-agent"),
+            version: "v1".to_owned(),
+        };
+        for name in [
+            LinkName::Tcx(Direction::Ingress, 7),
+            LinkName::Tcx(Direction::Egress, 4_294_967_295),
+            LinkName::Cgroup("connect4"),
+        ] {
+            let path = pins.link(name);
+            let file = path.file_name().unwrap().to_str().unwrap().to_owned();
+            assert_eq!(LinkName::parse(&file), name);
+        }
+        assert_eq!(
+            pins.link(LinkName::Tcx(Direction::Ingress, 7)),
+            Path::new("/bpf/lb-agent/v1/links/ingress-7")
+        );
+    }
+
+    #[test]
+    fn another_filesystem_is_named_with_the_command_that_helps() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Pins::new(folder.path()).unwrap_err().to_string();
+        let mount = format!("`mount -t bpf bpf {}`", folder.path().display());
+        assert!(
+            error.contains("not on a bpf filesystem") && error.contains(&mount),
+            "{error}"
+        );
+        let error = Pins::new(&folder.path().join("absent")).unwrap_err().to_string();
+        assert!(error.contains("make the folder"), "{error}");
+    }
+}

@@ -1,0 +1,216 @@
+//! What one service port's change takes: numbers, ranges, rows.
+
+use lb_common::{BackendValue, Range, ServiceKey, ServiceValue, maps};
+
+use super::{
+    batch::full,
+    port::{Backend, Programmed, flags, key, numbers, uses},
+    services::{Row, Services, Writes},
+};
+use crate::{
+    desired::{ServicePort, Target},
+    plane::PlaneError,
+};
+
+/// The way of one service port from its old state to its new one.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    /// Its number, before and after; 0 while it has none.
+    pub(super) number: u32,
+    /// What is programmed now.
+    pub(super) old: Option<Programmed>,
+    /// What is to be; `None` where the service port goes.
+    pub(super) new: Option<Programmed>,
+    /// What was taken for it.
+    pub(super) taken: Taken,
+    /// Backends that are written before the rows, with the value to put back if it fails.
+    pub(super) raised: Vec<(u32, BackendValue)>,
+    /// Backends to be written after the rows: they drain.
+    pub(super) lowered: Vec<(u32, BackendValue)>,
+}
+
+/// What was allocated.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    /// Service number.
+    pub(super) service: Option<u32>,
+    /// Backend numbers.
+    pub(super) backends: Vec<u32>,
+    /// Slots.
+    pub(super) ranges: Vec<Range>,
+}
+
+impl Plan {
+    /// A plan that takes away what is there.
+    pub(super) fn new(old: Option<Programmed>) -> Self {
+        Self {
+            number: old.as_ref().map_or(0, |old| old.number),
+            old,
+            ..Self::default()
+        }
+    }
+}
+
+impl Services {
+    /// Plans for `service`, and adds to `writes` what has to be written under the plan's `index`.
+    /// On failure nothing is taken, and nothing added.
+    pub(super) fn plan(
+        &mut self,
+        plan: &mut Plan,
+        service: &ServicePort,
+        index: usize,
+        writes: &mut Writes,
+    ) -> Result<(), PlaneError> {
+        let keys = service.frontends.keys().map(key).collect::<Result<Vec<_>, _>>()?;
+        let mut taken = Taken::default();
+        match self.take(plan.old.as_ref(), service, keys, writes, &mut taken) {
+            Ok(new) => {
+                plan.number = new.number;
+                plan.taken = taken;
+                self.collect(plan, &new, service, index, writes);
+                plan.new = Some(new);
+                Ok(())
+            }
+            Err(error) => {
+                self.give_back(taken);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes all that the new state needs and the old one has not.
+    fn take(
+        &mut self,
+        old: Option<&Programmed>,
+        service: &ServicePort,
+        keys: Vec<ServiceKey>,
+        writes: &Writes,
+        taken: &mut Taken,
+    ) -> Result<Programmed, PlaneError> {
+        let capacity = self.tables.services.capacity();
+        let new_rows = keys.iter().filter(|key| !self.rows.contains_key(key)).count();
+        if self.rows.len() + writes.new_rows + new_rows > capacity as usize {
+            return Err(full(maps::SERVICES, capacity));
+        }
+        let number = match old {
+            Some(old) => old.number,
+            None => {
+                let number = self
+                    .service_numbers
+                    .allocate()
+                    .ok_or_else(|| full(maps::SERVICES, capacity))?;
+                taken.service = Some(number);
+                number
+            }
+        };
+        let mut backends = Vec::with_capacity(service.endpoints.len());
+        for (socket, endpoint) in &service.endpoints {
+            let number = match old.and_then(|old| old.backend(socket)) {
+                Some(backend) => backend.number,
+                None => {
+                    let number = self
+                        .allocate_backend()
+                        .ok_or_else(|| full(maps::BACKENDS, self.tables.backends.capacity() - 1))?;
+                    taken.backends.push(number);
+                    number
+                }
+            };
+            backends.push(Backend {
+                socket: *socket,
+                number,
+                endpoint: *endpoint,
+            });
+        }
+        let mut ranges = old.map(Programmed::ranges).unwrap_or_default();
+        let cluster = if uses(service, Target::Cluster) {
+            self.range_of(numbers(&backends, |e| e.cluster), &mut ranges, taken)?
+        } else {
+            None
+        };
+        let local = if uses(service, Target::Local) {
+            self.range_of(numbers(&backends, |e| e.local), &mut ranges, taken)?
+        } else {
+            None
+        };
+        Ok(Programmed {
+            number,
+            keys,
+            backends,
+            cluster,
+            local,
+            found: Vec::new(),
+        })
+    }
+
+    /// A range for a set: one of those that hold it, or a fresh one, which joins them.
+    fn range_of(
+        &mut self,
+        set: Vec<u32>,
+        ranges: &mut Vec<(Range, Vec<u32>)>,
+        taken: &mut Taken,
+    ) -> Result<Option<Range>, PlaneError> {
+        if let Some((range, _)) = ranges.iter().find(|(_, numbers)| *numbers == set) {
+            return Ok(Some(*range));
+        }
+        let capacity = self.tables.slots.capacity();
+        let count = u32::try_from(set.len()).map_err(|_| full(maps::SLOTS, capacity))?;
+        if count == 0 {
+            return Ok(None);
+        }
+        let range = self.slots.allocate(count).ok_or_else(|| full(maps::SLOTS, capacity))?;
+        taken.ranges.push(range);
+        ranges.push((range, set));
+        Ok(Some(range))
+    }
+
+    /// Adds what has to be written.
+    fn collect(&self, plan: &mut Plan, new: &Programmed, service: &ServicePort, index: usize, writes: &mut Writes) {
+        for backend in &new.backends {
+            let value = backend.value(new.number, self.generation(backend.number));
+            let old = plan.old.as_ref().and_then(|old| old.backend(&backend.socket));
+            let Some(old) = old else {
+                writes.backends.push(index, backend.number, value);
+                continue;
+            };
+            let old_value = old.value(new.number, self.generation(backend.number));
+            if old_value == value {
+                continue;
+            }
+            if old.is_serving() && !backend.is_serving() {
+                plan.lowered.push((backend.number, value));
+            } else {
+                plan.raised.push((backend.number, old_value));
+                writes.backends.push(index, backend.number, value);
+            }
+        }
+        for range in &plan.taken.ranges {
+            let set = if new.cluster == Some(*range) {
+                numbers(&new.backends, |e| e.cluster)
+            } else {
+                numbers(&new.backends, |e| e.local)
+            };
+            for (slot, number) in (range.base..).zip(set) {
+                writes.slots.push(index, slot, number);
+            }
+        }
+        for (key, route) in new.keys.iter().zip(service.frontends.values()) {
+            let value = ServiceValue {
+                service: new.number,
+                near: new.range(route.near),
+                far: new.range(route.far),
+                flags: flags(route),
+            };
+            let row = Row {
+                owner: new.number,
+                value,
+            };
+            match self.rows.get(key) {
+                Some(there) if *there == row => {}
+                there => {
+                    writes.new_rows += usize::from(there.is_none());
+                    writes.rows.push(index, *key, value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A service port as it stands in the maps, and the translation of desired state into rows.
+
+use std::net::SocketAddr;
+
+use lb_common::{
+    Address, BackendValue, Port, Range, ServiceKey, Verdict,
+    backend::{DRAINING, FREE, LOCAL, SERVING},
+    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+};
+
+use crate::{
+    desired::{Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target},
+    plane::PlaneError,
+};
+
+/// What is programmed for one service port.
+#[derive(Debug, Default)]
+pub(super) struct Programmed {
+    /// Its number.
+    pub(super) number: u32,
+    /// The keys of its frontends. Their values are in [`Services::rows`](super::services::Services).
+    pub(super) keys: Vec<ServiceKey>,
+    /// Its backends, in order of their addresses.
+    pub(super) backends: Vec<Backend>,
+    /// Slots of the cluster set, if a frontend uses it.
+    pub(super) cluster: Option<Range>,
+    /// Slots of the local set, if a frontend uses it; the same range where the sets are equal.
+    pub(super) local: Option<Range>,
+    /// After a restart, until first programmed: ranges that its rows had, and what was in them.
+    pub(super) found: Vec<(Range, Vec<u32>)>,
+}
+
+/// One backend of a service port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backend {
+    /// Address and port.
+    pub(super) socket: SocketAddr,
+    /// Its index in the map `BACKENDS`.
+    pub(super) number: u32,
+    /// What it is to the service.
+    pub(super) endpoint: Endpoint,
+}
+
+impl Backend {
+    /// Whether new flows may go there.
+    pub(super) const fn is_serving(&self) -> bool {
+        self.endpoint.cluster || self.endpoint.local
+    }
+
+    /// Its row in the map `BACKENDS`.
+    pub(super) fn value(&self, service: u32, generation: u32) -> BackendValue {
+        BackendValue {
+            address: Address::from(self.socket.ip()),
+            port: Port::new(self.socket.port()),
+            state: if self.is_serving() { SERVING } else { DRAINING },
+            flags: if self.endpoint.on_node { LOCAL } else { 0 },
+            generation,
+            service,
+        }
+    }
+}
+
+/// The row of a number that belongs to nobody. The generation stays, so that the next owner's is
+/// another.
+pub(super) fn free_backend(generation: u32) -> BackendValue {
+    BackendValue {
+        state: FREE,
+        generation,
+        ..BackendValue::default()
+    }
+}
+
+impl Programmed {
+    /// The backend of an address.
+    pub(super) fn backend(&self, socket: &SocketAddr) -> Option<&Backend> {
+        let at = self
+            .backends
+            .binary_search_by(|backend| backend.socket.cmp(socket))
+            .ok()?;
+        self.backends.get(at)
+    }
+
+    /// Its ranges, and what is in the slots of each.
+    pub(super) fn ranges(&self) -> Vec<(Range, Vec<u32>)> {
+        let mut ranges = self.found.clone();
+        if let Some(range) = self.cluster {
+            ranges.push((range, numbers(&self.backends, |e| e.cluster)));
+        }
+        if let Some(range) = self.local
+            && self.local != self.cluster
+        {
+            ranges.push((range, numbers(&self.backends, |e| e.local)));
+        }
+        ranges
+    }
+
+    /// Where a route sends its clients.
+    pub(super) fn range(&self, target: Target) -> Range {
+        match target {
+            // The model promises that the set of such a target has members. Were it wrong, to refuse
+            // is what a service without endpoints does.
+            Target::Cluster => self.cluster.unwrap_or(Range::empty(Verdict::Reject)),
+            Target::Local => self.local.unwrap_or(Range::empty(Verdict::Reject)),
+            Target::Reject => Range::empty(Verdict::Reject),
+            Target::Drop => Range::empty(Verdict::Drop),
+        }
+    }
+}
+
+/// Numbers of the backends that are in a set, in the order of their addresses.
+pub(super) fn numbers(backends: &[Backend], is_in: impl Fn(&Endpoint) -> bool) -> Vec<u32> {
+    backends
+        .iter()
+        .filter(|backend| is_in(&backend.endpoint))
+        .map(|backend| backend.number)
+        .collect()
+}
+
+/// Whether any frontend sends clients to `target`.
+pub(super) fn uses(service: &ServicePort, target: Target) -> bool {
+    service
+        .frontends
+        .values()
+        .any(|route| route.near == target || route.far == target)
+}
+
+/// The row key of a frontend.
+pub(super) fn key(frontend: &Frontend) -> Result<ServiceKey, PlaneError> {
+    let address = match frontend.address {
+        FrontendAddress::Ip(ip) => Address::from(ip),
+        FrontendAddress::NodePort(Family::V4) => Address::ANY_V4,
+        FrontendAddress::NodePort(Family::V6) => Address::ANY_V6,
+    };
+    let port = Port::new(frontend.port.get());
+    Ok(ServiceKey::new(address, port, protocol(frontend.protocol)?))
+}
+
+/// The IANA number, of a protocol that the data path translates.
+fn protocol(protocol: Protocol) -> Result<u8, PlaneError> {
+    match protocol {
+        Protocol::Tcp => Ok(lb_common::net::TCP),
+        Protocol::Udp => Ok(lb_common::net::UDP),
+        Protocol::Sctp => Err(PlaneError::Protocol(protocol)),
+    }
+}
+
+/// The flags of a frontend's row.
+pub(super) fn flags(route: &Route) -> u32 {
+    match route.masquerade {
+        Masquerade::Hairpin => 0,
+        Masquerade::RemoteBackend => MASQUERADE_REMOTE,
+        Masquerade::Always => MASQUERADE_ALL,
+    }
+}

@@ -1,0 +1,468 @@
+//! The commands of bpf(2) that aya has no call for: batches of map rows, links by interface index,
+//! and what a link says about itself.
+
+use std::{
+    ffi::CString,
+    io,
+    mem::{size_of, zeroed},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use aya::Pod;
+use aya_obj::generated::{
+    BPF_F_BEFORE,
+    bpf_attach_type::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS},
+    bpf_cmd::{self, *},
+    bpf_link_type::{BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX},
+    bpf_prog_info,
+};
+
+/// How many programs the kernel lets share one TCX hook (`BPF_MPROG_MAX`).
+const TCX_CHAIN_MAX: usize = 64;
+
+/// Part of a batch was done.
+#[derive(Debug)]
+pub(super) struct Partial {
+    /// How many rows, from the front.
+    pub(super) done: usize,
+    /// Why the next one failed.
+    pub(super) error: io::Error,
+}
+
+/// Which way packets go at a hook on a link.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(super) enum Direction {
+    /// They come in from the link.
+    Ingress,
+    /// They go out to it.
+    Egress,
+}
+
+impl Direction {
+    /// Both.
+    pub(super) const ALL: [Self; 2] = [Self::Ingress, Self::Egress];
+
+    /// The name of the hook in pins and messages.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+
+    const fn tcx(self) -> bpf_attach_type {
+        match self {
+            Self::Ingress => BPF_TCX_INGRESS,
+            Self::Egress => BPF_TCX_EGRESS,
+        }
+    }
+}
+
+/// What a BPF link is attached to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Target {
+    /// TCX on a link of this index; 0 when the link is gone.
+    Tcx(u32),
+    /// The cgroup of this number; 0 when it is gone.
+    Cgroup(u64),
+    /// Something that we never make.
+    Other,
+}
+
+/// What the kernel says of a BPF link.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LinkInfo {
+    /// Number of the link.
+    pub(super) id: u32,
+    /// Number of its program.
+    pub(super) program: u32,
+    /// What it is attached to.
+    pub(super) target: Target,
+}
+
+/// One program of a TCX chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ChainEntry {
+    /// Number of the program.
+    pub(super) program: u32,
+    /// Number of the link that holds it, 0 for a program attached without one.
+    pub(super) link: u32,
+}
+
+/// Makes the call.
+///
+/// # Safety
+/// `attr` is what `command` expects, and the pointers in it are good for what the kernel reads and
+/// writes through them.
+unsafe fn bpf<T>(command: bpf_cmd, attr: &mut T) -> io::Result<i32> {
+    // SAFETY: `attr` is exclusively ours for the length given; the rest is the caller's contract.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command as libc::c_long,
+            std::ptr::from_mut(attr),
+            size_of::<T>(),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Every command returns zero or a file descriptor.
+    i32::try_from(result).map_err(io::Error::other)
+}
+
+/// The same for a command that returns a new file descriptor.
+///
+/// # Safety
+/// As for [`bpf`], and `command` returns a file descriptor.
+unsafe fn bpf_fd<T>(command: bpf_cmd, attr: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's contract.
+    let fd = unsafe { bpf(command, attr) }?;
+    // SAFETY: the kernel has just made it for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    // An open descriptor is never negative.
+    fd.as_raw_fd().unsigned_abs()
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// Writes `values[i]` to `keys[i]`, in this order, up to the first that fails.
+///
+/// # Safety
+/// `K` and `V` have the sizes of the map's keys and values.
+pub(super) unsafe fn update_batch<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    values: &[V],
+) -> Result<(), Partial> {
+    assert_eq!(keys.len(), values.len(), "one value a key");
+    let attr = BatchAttr {
+        keys: keys.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        map: number(map),
+        ..BatchAttr::default()
+    };
+    // SAFETY: both slices live across the call and hold `keys.len()` elements of the map's sizes.
+    unsafe { write_batch(BPF_MAP_UPDATE_BATCH, keys.len(), attr) }
+}
+
+/// Deletes `keys`, in this order, up to the first that fails.
+///
+/// # Safety
+/// `K` has the size of the map's keys.
+pub(super) unsafe fn delete_batch<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> Result<(), Partial> {
+    let attr = BatchAttr {
+        keys: keys.as_ptr() as u64,
+        map: number(map),
+        ..BatchAttr::default()
+    };
+    // SAFETY: `keys` lives across the call and holds elements of the map's key size.
+    unsafe { write_batch(BPF_MAP_DELETE_BATCH, keys.len(), attr) }
+}
+
+/// # Safety
+/// The pointers of `attr` are good for `count` elements, as `command` uses them.
+unsafe fn write_batch(command: bpf_cmd, count: usize, mut attr: BatchAttr) -> Result<(), Partial> {
+    if count == 0 {
+        return Ok(());
+    }
+    let Ok(asked) = u32::try_from(count) else {
+        return Err(Partial {
+            done: 0,
+            error: io::Error::from_raw_os_error(libc::E2BIG),
+        });
+    };
+    attr.count = asked;
+    // SAFETY: the caller's contract.
+    match unsafe { bpf(command, &mut attr) } {
+        Ok(_) => Ok(()),
+        // The kernel says how many it did, except when it refuses the call as a whole: then it
+        // leaves the number that it was asked for.
+        Err(error) => Err(Partial {
+            done: if attr.count < asked { attr.count as usize } else { 0 },
+            error,
+        }),
+    }
+}
+
+/// Where a walk over a map stands.
+#[derive(Default)]
+pub(super) struct Cursor {
+    /// The kernel's token: a bucket of a hash, the last index of an array.
+    token: u32,
+    started: bool,
+}
+
+/// Reads the next rows of a hash or an array into the two buffers, which are of one length. Returns
+/// how many, and whether there are more.
+///
+/// # Safety
+/// `K` and `V` have the sizes of the map's keys and values.
+pub(super) unsafe fn read_batch<K: Pod, V: Pod>(
+    map: BorrowedFd<'_>,
+    cursor: &mut Cursor,
+    keys: &mut [K],
+    values: &mut [V],
+) -> io::Result<(usize, bool)> {
+    assert_eq!(keys.len(), values.len(), "one value a key");
+    let mut next = 0_u32;
+    let mut attr = BatchAttr {
+        in_batch: if cursor.started {
+            std::ptr::from_ref(&cursor.token) as u64
+        } else {
+            0
+        },
+        out_batch: std::ptr::from_mut(&mut next) as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: u32::try_from(keys.len()).unwrap_or(u32::MAX),
+        map: number(map),
+        ..BatchAttr::default()
+    };
+    // SAFETY: the buffers hold `count` elements of the map's sizes; the tokens are four bytes, which
+    // is what a hash wants, and an array, whose token is a key. `Pod` makes any bytes a value.
+    let result = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) };
+    let more = match result {
+        Ok(_) => true,
+        // The end; the count is good.
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => false,
+        Err(error) => return Err(error),
+    };
+    *cursor = Cursor {
+        token: next,
+        started: true,
+    };
+    Ok((attr.count as usize, more))
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct ObjectAttr {
+    path: u64,
+    fd: u32,
+    file_flags: u32,
+}
+
+/// Gives a map or link a name in a bpffs.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let mut attr = ObjectAttr {
+        path: path.as_ptr() as u64,
+        fd: number(object),
+        ..ObjectAttr::default()
+    };
+    // SAFETY: `path` ends with a zero byte and lives across the call.
+    unsafe { bpf(BPF_OBJ_PIN, &mut attr) }.map(drop)
+}
+
+/// Opens what has a name in a bpffs.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let mut attr = ObjectAttr {
+        path: path.as_ptr() as u64,
+        ..ObjectAttr::default()
+    };
+    // SAFETY: `path` ends with a zero byte and lives across the call.
+    unsafe { bpf_fd(BPF_OBJ_GET, &mut attr) }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkCreateAttr {
+    program: u32,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+    relative: u32,
+    pad: u32,
+    expected_revision: u64,
+}
+
+/// Attaches a program to the head of a TCX chain (kernel 6.6). `EINVAL` from a kernel without TCX.
+pub(super) fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreateAttr {
+        program: number(program),
+        target: ifindex,
+        attach_type: direction.tcx() as u32,
+        flags: BPF_F_BEFORE,
+        ..LinkCreateAttr::default()
+    };
+    // SAFETY: no pointers.
+    unsafe { bpf_fd(BPF_LINK_CREATE, &mut attr) }
+}
+
+/// Attaches a program to a cgroup (kernel 5.7), beside those of others.
+pub(super) fn attach_cgroup(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: bpf_attach_type,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreateAttr {
+        program: number(program),
+        target: number(cgroup),
+        attach_type: attach_type as u32,
+        ..LinkCreateAttr::default()
+    };
+    // SAFETY: no pointers.
+    unsafe { bpf_fd(BPF_LINK_CREATE, &mut attr) }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdateAttr {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old_program: u32,
+}
+
+/// Puts another program in the place of a link's. No packet sees none, and none sees both.
+pub(super) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = LinkUpdateAttr {
+        link: number(link),
+        program: number(program),
+        ..LinkUpdateAttr::default()
+    };
+    // SAFETY: no pointers.
+    unsafe { bpf(BPF_LINK_UPDATE, &mut attr) }.map(drop)
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct InfoAttr {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// The head of `struct bpf_link_info`, and room for what newer kernels put behind it.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfoBuffer {
+    link_type: u32,
+    id: u32,
+    program: u32,
+    pad: u32,
+    /// TCX: interface index, attach type. cgroup: its number in two halves, attach type.
+    details: [u32; 28],
+}
+
+/// Asks what a link is.
+pub(super) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let mut info = LinkInfoBuffer::default();
+    let mut attr = InfoAttr {
+        fd: number(link),
+        length: u32::try_from(size_of::<LinkInfoBuffer>()).map_err(io::Error::other)?,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: `info` lives across the call and is as long as said. It is zero, so the kernel finds no
+    // request in it.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    let target = if info.link_type == BPF_LINK_TYPE_TCX as u32 {
+        Target::Tcx(info.details[0])
+    } else if info.link_type == BPF_LINK_TYPE_CGROUP as u32 {
+        let [a, b, c, d] = info.details[0].to_ne_bytes();
+        let [e, f, g, h] = info.details[1].to_ne_bytes();
+        Target::Cgroup(u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
+    } else {
+        Target::Other
+    };
+    Ok(LinkInfo {
+        id: info.id,
+        program: info.program,
+        target,
+    })
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct QueryAttr {
+    target: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    pad: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
+}
+
+/// The TCX chain of a link of this network namespace, in the order in which its programs run.
+pub(super) fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<ChainEntry>> {
+    let mut programs = [0_u32; TCX_CHAIN_MAX];
+    let mut links = [0_u32; TCX_CHAIN_MAX];
+    let mut attr = QueryAttr {
+        target: ifindex,
+        attach_type: direction.tcx() as u32,
+        programs: programs.as_mut_ptr() as u64,
+        links: links.as_mut_ptr() as u64,
+        count: 64,
+        ..QueryAttr::default()
+    };
+    // SAFETY: both arrays live across the call and hold `count` numbers.
+    unsafe { bpf(BPF_PROG_QUERY, &mut attr) }?;
+    Ok(programs
+        .into_iter()
+        .zip(links)
+        .take(attr.count as usize)
+        .map(|(program, link)| ChainEntry { program, link })
+        .collect())
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next: u32,
+    open_flags: u32,
+}
+
+/// The name that a loaded program was given.
+pub(super) fn program_name(id: u32) -> io::Result<String> {
+    let mut attr = IdAttr {
+        id,
+        ..IdAttr::default()
+    };
+    // SAFETY: no pointers.
+    let program = unsafe { bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut attr) }?;
+    // SAFETY: integers only, for which zero is a value; it asks for none of the optional parts.
+    let mut info: bpf_prog_info = unsafe { zeroed() };
+    let mut attr = InfoAttr {
+        fd: number(program.as_fd()),
+        length: u32::try_from(size_of::<bpf_prog_info>()).map_err(io::Error::other)?,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    // SAFETY: `info` lives across the call and is as long as said.
+    unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(info
+        .name
+        .iter()
+        .map(|&byte| char::from(byte.to_ne_bytes()[0]))
+        .take_while(|&c| c != '\0')
+        .collect())
+}

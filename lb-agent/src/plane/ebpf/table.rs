@@ -1,0 +1,159 @@
+//! Access to the maps, so that what fills them can be tested without a kernel.
+
+use std::{
+    io,
+    marker::PhantomData,
+    mem::{size_of, zeroed},
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use aya::{Pod, maps::MapData};
+use lb_common::{Address, BackendValue, NodeAddressValue, ServiceKey, ServiceValue};
+
+use super::sys::{self, Cursor, Partial};
+
+/// How often in a row a write is made again that the kernel could not serve at this very moment.
+const RETRIES: usize = 16;
+/// Rows that one call reads. More than any bucket of a hash ever holds.
+const READ_BATCH: usize = 4096;
+
+/// A hash or an array in the kernel.
+pub(super) trait Table<K, V> {
+    /// How many rows fit.
+    fn capacity(&self) -> u32;
+
+    /// Writes `values[i]` to `keys[i]`, in this order, up to the first that fails.
+    fn set(&mut self, keys: &[K], values: &[V]) -> Result<(), Partial>;
+
+    /// Deletes rows, in this order, up to the first that fails. One that is not there is no failure.
+    fn remove(&mut self, keys: &[K]) -> Result<(), Partial>;
+
+    /// Shows every row to `visit`, until that returns `false`. An array shows each of its indices,
+    /// in order.
+    fn read(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()>;
+}
+
+/// The maps that the agent fills.
+pub(super) struct Tables {
+    /// Frontends.
+    pub(super) services: Box<dyn Table<ServiceKey, ServiceValue> + Send>,
+    /// Numbers of backends.
+    pub(super) slots: Box<dyn Table<u32, u32> + Send>,
+    /// Backends.
+    pub(super) backends: Box<dyn Table<u32, BackendValue> + Send>,
+    /// Addresses of the node.
+    pub(super) node_addresses: Box<dyn Table<Address, NodeAddressValue> + Send>,
+}
+
+/// A map in the kernel. Needs the batch calls of kernel 5.6.
+pub(super) struct BpfTable<K, V> {
+    map: OwnedFd,
+    capacity: u32,
+    row: PhantomData<fn(K, V)>,
+}
+
+impl<K: Pod, V: Pod> BpfTable<K, V> {
+    /// Takes a map whose keys are `K` and whose values are `V`.
+    pub(super) fn new(map: &MapData) -> io::Result<Self> {
+        let info = map.info().map_err(io::Error::other)?;
+        let found = (info.key_size() as usize, info.value_size() as usize);
+        let expected = (size_of::<K>(), size_of::<V>());
+        if found != expected {
+            return Err(io::Error::other(format!(
+                "keys and values of {found:?} bytes, expected {expected:?}"
+            )));
+        }
+        Ok(Self {
+            map: map.fd().as_fd().try_clone_to_owned()?,
+            capacity: info.max_entries(),
+            row: PhantomData,
+        })
+    }
+}
+
+impl<K: Pod, V: Pod> Table<K, V> for BpfTable<K, V> {
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn set(&mut self, keys: &[K], values: &[V]) -> Result<(), Partial> {
+        persist(keys.len(), |from| {
+            // SAFETY: `new` has compared the sizes.
+            unsafe { sys::update_batch(self.map.as_fd(), &keys[from..], &values[from..]) }
+        })
+    }
+
+    fn remove(&mut self, keys: &[K]) -> Result<(), Partial> {
+        let mut from = 0;
+        loop {
+            let result = persist(keys.len() - from, |done| {
+                // SAFETY: `new` has compared the sizes.
+                unsafe { sys::delete_batch(self.map.as_fd(), &keys[from + done..]) }
+            });
+            match result {
+                Ok(()) => return Ok(()),
+                Err(partial) if partial.error.raw_os_error() == Some(libc::ENOENT) => {
+                    from += partial.done + 1;
+                }
+                Err(partial) => {
+                    return Err(Partial {
+                        done: from + partial.done,
+                        error: partial.error,
+                    });
+                }
+            }
+        }
+    }
+
+    fn read(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()> {
+        let mut keys = vec![zero::<K>(); READ_BATCH];
+        let mut values = vec![zero::<V>(); READ_BATCH];
+        let mut cursor = Cursor::default();
+        loop {
+            // SAFETY: `new` has compared the sizes.
+            let (count, more) = unsafe { sys::read_batch(self.map.as_fd(), &mut cursor, &mut keys, &mut values) }?;
+            for (key, value) in keys.iter().zip(&values).take(count) {
+                if !visit(*key, *value) {
+                    return Ok(());
+                }
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Something for the kernel to write over.
+fn zero<T: Pod>() -> T {
+    // SAFETY: `Pod` makes any bytes a value.
+    unsafe { zeroed() }
+}
+
+/// Makes `call` on the rows from the given one on, again where the kernel was only busy: a bucket
+/// that is locked under an interrupt, a signal.
+fn persist(rows: usize, mut call: impl FnMut(usize) -> Result<(), Partial>) -> Result<(), Partial> {
+    let mut done = 0;
+    let mut retries = RETRIES;
+    while done < rows {
+        let Err(partial) = call(done) else {
+            return Ok(());
+        };
+        if partial.done > 0 {
+            retries = RETRIES;
+        }
+        done += partial.done;
+        let momentary = matches!(
+            partial.error.raw_os_error(),
+            Some(libc::EBUSY | libc::EINTR | libc::EAGAIN)
+        );
+        if !momentary || retries == 0 {
+            return Err(Partial {
+                done,
+                error: partial.error,
+            });
+        }
+        retries -= 1;
+    }
+    Ok(())
+}

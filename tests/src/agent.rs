@@ -1,0 +1,231 @@
+//! The real agent, on a node of the network.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::interrupt::eventually;
+use crate::network::Node;
+use crate::owner::Folder;
+use crate::place::program;
+use crate::process;
+use crate::source::Source;
+
+/// How long it may take to load its programs and to program what it has read. Two cores may be building and testing.
+const READY: Duration = Duration::from_secs(60);
+/// How long it may take to end.
+const STOP: Duration = Duration::from_secs(5);
+/// How much of its log an error shows.
+const SHOWN: usize = 40;
+
+/// How an agent is started, beyond what the node and the source say.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// More arguments of `lb-agent run`.
+    pub args: Vec<OsString>,
+    /// Variables of its environment.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// A running agent. Dropping it ends it as a service manager would; what it has programmed stays, until the node goes.
+/// If a test is failing then, the end of the log is printed.
+#[derive(Debug)]
+pub struct Agent {
+    node: String,
+    child: Child,
+    log: Log,
+}
+
+#[derive(Debug)]
+struct Log {
+    folder: Folder,
+}
+
+impl Agent {
+    /// Starts `lb-agent run` on a node and waits until its first state is programmed.
+    pub fn start(node: &Node, source: &Source, options: &Options) -> Result<Self> {
+        let mut agent = Self::spawn(node, source, options)?;
+        agent.wait_ready()?;
+        Ok(agent)
+    }
+
+    /// Starts it without waiting.
+    pub fn spawn(node: &Node, source: &Source, options: &Options) -> Result<Self> {
+        let log = Log { folder: Folder::new()? };
+        let file = File::create(log.path()).context("making the agent's log")?;
+        let mut command = on_node(node, "run")?;
+        command
+            .args(source.agent_args())
+            .args(["--node-name", node.name()])
+            // Maps of the default size would be most of a test's memory.
+            .args([
+                "--max-services",
+                "4096",
+                "--max-slots",
+                "16384",
+                "--max-backends",
+                "4096",
+            ])
+            .args(["--max-flows", "16384", "--max-sockets", "4096"])
+            .args(&options.args)
+            .envs(options.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().context("duplicating a descriptor")?)
+            .stderr(file);
+        let child = process::spawn(command, node.netns(), Some(node.cgroup()))?;
+        Ok(Self {
+            node: node.name().to_owned(),
+            child,
+            log,
+        })
+    }
+
+    /// Waits until its first state is programmed.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        let waited = self.wait_for_log(READY, "ready").map(drop);
+        waited.with_context(|| format!("the agent on {} is not ready; its log:\n{}", self.node, self.log.tail()))
+    }
+
+    /// Waits for a line in its log that holds this text.
+    pub fn wait_for_log(&mut self, within: Duration, text: &str) -> Result<String> {
+        eventually(within, &format!("a line with {text:?} in the log"), || {
+            let found = self
+                .log
+                .text()?
+                .lines()
+                .find(|line| line.contains(text))
+                .map(str::to_owned);
+            if found.is_none()
+                && let Some(status) = self.child.try_wait().context("waiting for the agent")?
+            {
+                bail!("it has ended: {}", process::ended(status));
+            }
+            Ok(found)
+        })
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it logs to, as long as it runs.
+    #[must_use]
+    pub fn log_path(&self) -> PathBuf {
+        self.log.path()
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> Result<String> {
+        self.log.text()
+    }
+
+    /// Ends it as a service manager would, and fails if it does not end well.
+    pub fn stop(mut self) -> Result<()> {
+        let status = process::stop(&mut self.child, STOP).context("stopping the agent")?;
+        ensure!(
+            status.success(),
+            "the agent on {} ended with {}",
+            self.node,
+            process::ended(status)
+        );
+        Ok(())
+    }
+
+    /// Ends it without giving it a chance to do anything, like a crash.
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill().context("killing the agent")?;
+        self.child.wait().context("waiting for the agent")?;
+        Ok(())
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let stopped = process::stop(&mut self.child, STOP);
+        if thread::panicking() {
+            eprintln!(
+                "--- the log of the agent on {} ends with:\n{}",
+                self.node,
+                self.log.tail()
+            );
+        }
+        if let Err(error) = stopped {
+            eprintln!("lb-tests: stopping the agent on {}: {error}", self.node);
+        }
+    }
+}
+
+impl Log {
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("agent.log")
+    }
+
+    fn text(&self) -> Result<String> {
+        let bytes = fs::read(self.path()).context("reading the agent's log")?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn tail(&self) -> String {
+        let text = self.text().unwrap_or_else(|error| format!("{error:#}"));
+        let lines: Vec<_> = text.lines().collect();
+        lines[lines.len().saturating_sub(SHOWN)..].join("\n")
+    }
+}
+
+/// Runs `lb-agent cleanup` on a node.
+pub fn cleanup(node: &Node) -> Result<Output> {
+    offline(node, "cleanup", &[])
+}
+
+/// Runs one of the agent's commands that end by themselves on a node.
+pub fn offline(node: &Node, verb: &str, args: &[&str]) -> Result<Output> {
+    let mut command = on_node(node, verb)?;
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = process::spawn(command, node.netns(), Some(node.cgroup()))?;
+    child
+        .wait_with_output()
+        .with_context(|| format!("running lb-agent {verb}"))
+}
+
+/// The command `lb-agent VERB` with what each verb needs to know of the node.
+fn on_node(node: &Node, verb: &str) -> Result<Command> {
+    let mut command = Command::new(binary()?);
+    command
+        .arg(verb)
+        .arg("--bpffs")
+        .arg(node.bpffs().path())
+        .arg("--cgroup")
+        .arg(node.cgroup().path());
+    Ok(command)
+}
+
+/// The agent's program: the one that `LB_AGENT` names, else the one that cargo built beside this program.
+pub fn binary() -> Result<PathBuf> {
+    program("lb-agent", "LB_AGENT").map(|path| path.canonicalize().unwrap_or(path))
+}
+
+/// Memory that a process holds now and held at most, in bytes.
+pub fn memory(pid: u32) -> Result<(u64, u64)> {
+    let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"))?;
+    let field = |name: &str| -> Result<u64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB"));
+        Ok(1024
+            * kilobytes
+                .with_context(|| format!("/proc/{pid}/status has no {name}"))?
+                .trim()
+                .parse::<u64>()?)
+    };
+    Ok((field("VmRSS:")?, field("VmHWM:")?))
+}

@@ -1,0 +1,68 @@
+//! `lab`: shows and measures lb-agent in networks made of namespaces. `cargo xtask` builds and starts it.
+//!
+//! Results go to stdout, everything else to stderr. Exit status: 0 if all was right, 1 if not, 128 and the signal's
+//! number if it was stopped.
+
+mod bench;
+mod controlplane;
+mod demo;
+mod progress;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use lb_tests::interrupt::{self, Interrupted, Policy};
+
+/// Shows and measures lb-agent in networks made of namespaces.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Two nodes, an agent on each, and every kind of client of a Service
+    Demo(demo::Args),
+    /// Measures
+    #[command(subcommand)]
+    Bench(bench::Verb),
+    /// A real API server to play with
+    #[command(subcommand)]
+    Controlplane(controlplane::Verb),
+    /// What the kernel's verifier says of the BPF programs
+    Report(report::Args),
+    /// Makes sockets for the program that started this one
+    #[command(hide = true)]
+    Sockets,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(args.verb) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("lab: {error:#}");
+            let interrupted = error.downcast_ref::<Interrupted>();
+            interrupted.map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_code()))
+        }
+    }
+}
+
+/// Says whether all was right.
+fn run(verb: Verb) -> anyhow::Result<bool> {
+    if matches!(verb, Verb::Sockets) {
+        return lb_tests::place::serve_sockets().map(|()| true);
+    }
+    interrupt::install(Policy::Unwind)?;
+    match verb {
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Bench(verb) => bench::run(&verb).map(|()| true),
+        Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
+        Verb::Report(args) => report::run(&args).map(|()| true),
+        Verb::Sockets => Ok(true),
+    }
+}

@@ -1,0 +1,110 @@
+//! Control groups (version 2): what makes a process belong to a node for the socket programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::owner;
+
+/// A control group of our own, directly below the root. Dropping it kills what is in it.
+#[derive(Debug)]
+pub struct Cgroup {
+    path: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes an empty one.
+    pub fn new() -> Result<Self> {
+        let path = owner::make(&root()?).context("making a control group: this needs root")?;
+        Ok(Self { path })
+    }
+
+    /// Its folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The pids of the processes in it.
+    pub fn processes(&self) -> Result<Vec<i32>> {
+        processes(&self.path)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if let Err(error) = owner::remove(&self.path) {
+            eprintln!("lb-tests: {error:#}");
+        }
+    }
+}
+
+/// Where version 2 of control groups is mounted: alone, or beside version 1.
+pub(crate) fn root() -> Result<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            let (path, kind) = (fields.next()?, fields.next()?);
+            (kind == "cgroup2").then(|| PathBuf::from(path))
+        })
+        .next()
+        .context("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
+}
+
+/// Kills what is in a control group and removes it.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        // One write kills them all since Linux 5.14; before, one by one, again and again, since they may fork.
+        if fs::write(path.join("cgroup.kill"), "1").is_err() {
+            for pid in processes(path).unwrap_or_default() {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        match fs::remove_dir(path) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if Instant::now() >= until => {
+                return Err(error).with_context(|| format!("removing the control group {}", path.display()));
+            }
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn processes(path: &Path) -> Result<Vec<i32>> {
+    let file = path.join("cgroup.procs");
+    let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    let mut pids = Vec::new();
+    for line in text.lines() {
+        match line.parse() {
+            Ok(pid) => pids.push(pid),
+            Err(_) => bail!("{} holds {line:?}", file.display()),
+        }
+    }
+    Ok(pids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropping_it_kills_what_is_inside() {
+        let cgroup = Cgroup::new().unwrap();
+        let path = cgroup.path().to_owned();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        fs::write(path.join("cgroup.procs"), child.id().to_string()).unwrap();
+        assert_eq!(cgroup.processes().unwrap(), [child.id().cast_signed()]);
+        drop(cgroup);
+        assert!(!path.exists());
+        assert!(!child.wait().unwrap().success());
+    }
+}

@@ -1,0 +1,22 @@
+//! The test harness.
+pub mod agent;
+pub mod bpffs;
+pub mod capture;
+pub mod cgroup;
+pub mod client;
+pub mod controlplane;
+pub mod ethtool;
+pub mod interrupt;
+pub mod manifests;
+pub mod matrix;
+pub mod netlink;
+pub mod netns;
+pub mod network;
+pub mod owner;
+pub mod packet;
+pub mod place;
+pub mod process;
+mod runtime;
+pub mod server;
+pub mod source;
+pub mod stage;

@@ -1,0 +1,267 @@
+//! Links, addresses, routes and neighbours of one network namespace.
+//!
+//! Thin and blocking, over the crate rtnetlink. The netlink socket belongs to the namespace it was opened in, so a
+//! [`Netlink`] can be used from any thread.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::{fmt, io};
+
+use anyhow::{Context as _, Result, anyhow};
+use futures::TryStreamExt as _;
+use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
+use netlink_packet_route::neighbour::NeighbourState;
+use netlink_packet_route::route::RouteScope;
+use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
+
+use crate::netns::Netns;
+use crate::runtime::runtime;
+
+/// An address and the length of its network's prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Cidr {
+    /// The address.
+    pub address: IpAddr,
+    /// How many leading bits name the network.
+    pub length: u8,
+}
+
+impl Cidr {
+    /// `address/length`.
+    pub fn new(address: impl Into<IpAddr>, length: u8) -> Self {
+        Self {
+            address: address.into(),
+            length,
+        }
+    }
+
+    /// The address alone: `/32` or `/128`.
+    pub fn host(address: impl Into<IpAddr>) -> Self {
+        let address = address.into();
+        Self::new(address, if address.is_ipv4() { 32 } else { 128 })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.length)
+    }
+}
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// A link that is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Its number in its namespace.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its Ethernet address; zeros if it has none.
+    pub mac: Mac,
+    /// The number of the link it belongs to, as a port to its bridge.
+    pub controller: Option<u32>,
+}
+
+/// One end of a pair of virtual Ethernet links.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// Where it is.
+    pub netns: &'a Netns,
+    /// What it is called there, in at most 15 bytes.
+    pub name: &'a str,
+}
+
+/// A route.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    /// What it leads to.
+    pub to: Cidr,
+    /// The next hop; without one, `to` is on the link itself.
+    pub via: Option<IpAddr>,
+    /// Number of the link.
+    pub link: u32,
+    /// Whether the next hop is to be believed to be on the link.
+    pub onlink: bool,
+}
+
+/// The namespace's side of netlink.
+#[derive(Debug)]
+pub struct Netlink {
+    handle: Handle,
+}
+
+impl Netlink {
+    /// Opens it for the namespace of the calling thread.
+    pub(crate) fn open() -> Result<Self> {
+        let guard = runtime().enter();
+        let (connection, handle, _) = rtnetlink::new_connection().context("opening a netlink socket")?;
+        drop(guard);
+        runtime().spawn(connection);
+        Ok(Self { handle })
+    }
+
+    /// Makes a pair of virtual Ethernet links, both ends at their place, both down.
+    pub fn add_veth(&self, here: &str, peer: End<'_>, mtu: u32) -> Result<()> {
+        let peer_message = LinkUnspec::new_with_name(peer.name)
+            .setns_by_fd(peer.netns.as_fd().as_raw_fd())
+            .mtu(mtu)
+            .build();
+        let message = LinkVeth::new(here, peer.name)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer_message)))
+            .mtu(mtu)
+            .build();
+        let added = runtime().block_on(self.handle.link().add(message).execute());
+        added.with_context(|| {
+            format!(
+                "adding the veth links {here} and {} in {}",
+                peer.name,
+                peer.netns.name()
+            )
+        })
+    }
+
+    /// Makes a bridge, up.
+    pub fn add_bridge(&self, name: &str, mtu: u32) -> Result<Link> {
+        let message = LinkBridge::new(name).mtu(mtu).up().build();
+        runtime()
+            .block_on(self.handle.link().add(message).execute())
+            .with_context(|| format!("adding the bridge {name}"))?;
+        self.link(name)
+    }
+
+    /// Makes a VXLAN tunnel over IPv4 with one other end, up.
+    pub fn add_vxlan(&self, name: &str, over: u32, ends: (Ipv4Addr, Ipv4Addr), mtu: u32) -> Result<Link> {
+        let (local, remote) = ends;
+        let message = LinkVxlan::new(name, 42)
+            .dev(over)
+            .local(local)
+            .remote(remote)
+            .port(8472)
+            .udp_csum(false)
+            .mtu(mtu)
+            .up()
+            .build();
+        runtime()
+            .block_on(self.handle.link().add(message).execute())
+            .with_context(|| format!("adding the tunnel {name} from {local} to {remote}"))?;
+        self.link(name)
+    }
+
+    /// Sets a link up.
+    pub fn up(&self, link: u32) -> Result<()> {
+        self.set(LinkUnspec::new_with_index(link).up().build(), "setting up", link)
+    }
+
+    /// Makes a link a port of a bridge.
+    pub fn set_controller(&self, link: u32, bridge: u32) -> Result<()> {
+        let message = LinkUnspec::new_with_index(link).controller(bridge).build();
+        self.set(message, "making a port of a bridge of", link)
+    }
+
+    /// Lets a bridge send a frame out by the port that it came in by.
+    pub fn set_hairpin(&self, port: u32) -> Result<()> {
+        let message = LinkBridgePort::new(port).hairpin(true).build();
+        let set = runtime().block_on(self.handle.link().set_port(message).execute());
+        set.with_context(|| format!("setting hairpin mode of link {port}"))
+    }
+
+    fn set(&self, message: LinkMessage, doing: &str, link: u32) -> Result<()> {
+        let set = runtime().block_on(self.handle.link().set(message).execute());
+        set.with_context(|| format!("{doing} link {link}"))
+    }
+
+    /// Removes a link, and with it its peer.
+    pub fn remove(&self, link: u32) -> Result<()> {
+        let removed = runtime().block_on(self.handle.link().del(link).execute());
+        removed.with_context(|| format!("removing link {link}"))
+    }
+
+    /// Adds an address.
+    pub fn add_address(&self, link: u32, address: Cidr) -> Result<()> {
+        let request = self.handle.address().add(link, address.address, address.length);
+        let added = runtime().block_on(request.execute());
+        added.with_context(|| format!("adding the address {address} to link {link}"))
+    }
+
+    /// Adds a route.
+    pub fn add_route(&self, route: Route) -> Result<()> {
+        let add = || -> Result<()> {
+            let mut builder = RouteMessageBuilder::<IpAddr>::new()
+                .destination_prefix(route.to.address, route.to.length)?
+                .output_interface(route.link);
+            builder = match route.via {
+                Some(via) => builder.gateway(via)?,
+                None => builder.scope(RouteScope::Link),
+            };
+            if route.onlink {
+                builder = builder.onlink();
+            }
+            Ok(runtime().block_on(self.handle.route().add(builder.build()).execute())?)
+        };
+        add().with_context(|| format!("adding a route to {} by link {}", route.to, route.link))
+    }
+
+    /// Adds a neighbour that need not be asked for its Ethernet address.
+    pub fn add_neighbour(&self, link: u32, address: IpAddr, mac: Mac) -> Result<()> {
+        let request = self
+            .handle
+            .neighbours()
+            .add(link, address)
+            .link_layer_address(&mac)
+            .state(NeighbourState::Permanent);
+        let added = runtime().block_on(request.execute());
+        added.with_context(|| format!("adding the neighbour {address} to link {link}"))
+    }
+
+    /// The link of this name.
+    pub fn link(&self, name: &str) -> Result<Link> {
+        let mut answer = self.handle.link().get().match_name(name).execute();
+        let found = runtime().block_on(async { answer.try_next().await });
+        match found {
+            Ok(Some(message)) => Ok(Link::from(message)),
+            Ok(None) => Err(anyhow!("there is no link {name}")),
+            Err(error) => Err(error).with_context(|| format!("looking for the link {name}")),
+        }
+    }
+
+    /// All links.
+    pub fn links(&self) -> Result<Vec<Link>> {
+        let answer = self.handle.link().get().execute();
+        let messages: Vec<LinkMessage> = runtime().block_on(answer.try_collect()).context("listing the links")?;
+        Ok(messages.into_iter().map(Link::from).collect())
+    }
+}
+
+impl From<LinkMessage> for Link {
+    fn from(message: LinkMessage) -> Self {
+        let mut link = Self {
+            index: message.header.index,
+            name: String::new(),
+            mac: Mac::default(),
+            controller: None,
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Address(bytes) => link.mac = bytes.try_into().unwrap_or_default(),
+                LinkAttribute::Controller(index) => link.controller = Some(index),
+                _ => {}
+            }
+        }
+        link
+    }
+}
+
+/// Whether an error of this module is the kernel's "no such device" or "not found".
+#[must_use]
+pub fn is_missing(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| match cause.downcast_ref() {
+        Some(rtnetlink::Error::NetlinkError(message)) => {
+            let kind = message.to_io();
+            kind.kind() == io::ErrorKind::NotFound || kind.raw_os_error() == Some(libc::ENODEV)
+        }
+        _ => false,
+    })
+}

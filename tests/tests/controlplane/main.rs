@@ -1,0 +1,3 @@
+//! What runs against the real control plane.
+
+mod selftest;

@@ -1,0 +1,96 @@
+//! `lb-agent cleanup` leaves nothing of ours behind.
+
+use std::fs;
+use std::path::Path;
+
+use aya::programs::SchedClassifier;
+use aya::programs::tc::TcAttachType;
+use lb_tests::agent;
+use lb_tests::client::{Failure, Protocol};
+use lb_tests::manifests::Service;
+use lb_tests::network::{Attachment, Node};
+use lb_tests::process;
+use lb_tests::stage::TARGET;
+
+use crate::fixture::{BRIEFLY, World, becomes_answered_by, cluster_ips, is_silence, node_ports};
+
+#[test]
+fn nothing_is_left() {
+    let mut world = World::new();
+    let client = world.node1().add_pod("client", Attachment::Bridge).unwrap();
+    let backend = world.backend(2, "backend", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET)
+        .at_node_port(30_001)
+        .with_endpoints([&backend]);
+    world.apply(&service);
+    world.start_agent(1);
+    let host = world.node1().client().unwrap();
+    for client in [&client.client(), &host, &world.network.outside().client()] {
+        becomes_answered_by(client, Protocol::Tcp, cluster_ips(&service)[0], "backend");
+    }
+    assert!(programs(world.node1()) > 0);
+    assert!(!ruleset(world.node1()).is_empty());
+
+    world.agents.pop().unwrap().stop().unwrap();
+    let output = agent::cleanup(world.node1()).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    assert_eq!(programs(world.node1()), 0);
+    assert_eq!(ruleset(world.node1()), "");
+    assert_eq!(pins(&world.node1().bpffs().path()), Vec::<String>::new());
+    for client in [client.client(), host] {
+        let hasty = client.with_timeout(BRIEFLY);
+        for to in cluster_ips(&service) {
+            assert!(is_silence(&hasty.ask(Protocol::Tcp, to)));
+        }
+        for to in node_ports(&service, world.node1()) {
+            assert_eq!(hasty.ask(Protocol::Tcp, to), Err(Failure::Refused));
+        }
+    }
+}
+
+#[test]
+fn cleaning_up_twice_or_where_nothing_is_does_no_harm() {
+    let world = World::new();
+    for _ in 0..2 {
+        let output = agent::cleanup(world.node1()).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// How many programs are attached to links of a node.
+fn programs(node: &Node) -> usize {
+    let links = node.netns().netlink().unwrap().links().unwrap();
+    node.netns()
+        .run(|| {
+            let directions = [TcAttachType::Ingress, TcAttachType::Egress];
+            let of_link = |name: &str| {
+                directions
+                    .map(|direction| SchedClassifier::query_tcx(name, direction).unwrap().1.len())
+                    .iter()
+                    .sum()
+            };
+            links.iter().map(|link| -> usize { of_link(&link.name) }).sum()
+        })
+        .unwrap()
+}
+
+/// All rules of a node's packet filter.
+fn ruleset(node: &Node) -> String {
+    let mut command = std::process::Command::new("nft");
+    command.args(["list", "ruleset"]).stdout(std::process::Stdio::piped());
+    let child = process::spawn(command, node.netns(), None).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// What is pinned below a folder, but for what the kernel itself puts there.
+fn pins(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| !["maps.debug", "progs.debug"].contains(&name.as_str()))
+        .collect()
+}

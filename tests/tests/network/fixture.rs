@@ -1,0 +1,131 @@
+//! What most of these tests begin with.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lb_tests::agent::{Agent, Options};
+use lb_tests::client::{Client, Failure, Outcome, Protocol};
+use lb_tests::manifests::{self, Manifest, Service};
+use lb_tests::network::{Attachment, Network, Node, Pod};
+use lb_tests::server::Server;
+use lb_tests::source::Source;
+use lb_tests::stage::{Family, TARGET};
+
+pub(crate) const BOTH: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+/// Longer than any change takes that works.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Shorter than a patient client waits, for answers that must not come.
+pub(crate) const BRIEFLY: Duration = Duration::from_millis(300);
+
+/// A network with objects and agents. Fields are dropped in their order.
+pub(crate) struct World {
+    pub(crate) agents: Vec<Agent>,
+    pub(crate) source: Source,
+    servers: Vec<Server>,
+    pub(crate) network: Network,
+}
+
+impl World {
+    /// Without agents and with the objects of the nodes.
+    pub(crate) fn new() -> Self {
+        Self::with(lb_tests::network::Options::default())
+    }
+
+    pub(crate) fn with(options: lb_tests::network::Options) -> Self {
+        let network = Network::with(options).unwrap();
+        let source = Source::folder().unwrap();
+        for node in network.nodes() {
+            source.apply(&[Manifest::new(&manifests::node(node)).unwrap()]).unwrap();
+        }
+        Self {
+            agents: Vec::new(),
+            source,
+            servers: Vec::new(),
+            network,
+        }
+    }
+
+    /// A pod with a server.
+    pub(crate) fn backend(&mut self, node: usize, name: &str, attachment: Attachment) -> Pod {
+        let pod = self.network.nodes()[node - 1].add_pod(name, attachment).unwrap();
+        self.servers.push(pod.serve(TARGET).unwrap());
+        pod
+    }
+
+    pub(crate) fn apply(&self, service: &Service) {
+        self.source.apply(&service.manifests().unwrap()).unwrap();
+    }
+
+    pub(crate) fn delete(&self, service: &Service) {
+        self.source.delete(&service.manifests().unwrap()).unwrap();
+    }
+
+    /// Starts an agent on a node and waits until it is ready.
+    pub(crate) fn start_agent(&mut self, node: usize) {
+        let node = &self.network.nodes()[node - 1];
+        self.agents
+            .push(Agent::start(node, &self.source, &Options::default()).unwrap());
+    }
+
+    pub(crate) fn node1(&self) -> &Node {
+        self.network.node1()
+    }
+}
+
+/// Where a Service is dialled at its cluster addresses.
+pub(crate) fn cluster_ips(service: &Service) -> [SocketAddr; 2] {
+    service.cluster_ips.map(|ip| SocketAddr::new(ip, service.ports[0].port))
+}
+
+/// Where a Service is dialled at a node.
+pub(crate) fn node_ports(service: &Service, node: &Node) -> [SocketAddr; 2] {
+    node.addresses()
+        .map(|ip| SocketAddr::new(ip, service.ports[0].node_port.unwrap()))
+}
+
+/// The cluster address of one family.
+pub(crate) fn cluster_ip(service: &Service, family: Family) -> SocketAddr {
+    SocketAddr::new(family.of(service.cluster_ips), service.ports[0].port)
+}
+
+/// Who answers that many new connections.
+#[track_caller]
+pub(crate) fn answerers(client: &Client, protocol: Protocol, to: SocketAddr, times: usize) -> BTreeSet<String> {
+    let ask = |_| match client.ask(protocol, to) {
+        Ok(answer) => answer.server,
+        Err(failure) => panic!("{protocol} to {to}: {failure}"),
+    };
+    (0..times).map(ask).collect()
+}
+
+/// Asks until the outcome is as it should become, and fails if it does not in time.
+#[track_caller]
+pub(crate) fn becomes(what: &str, mut ask: impl FnMut() -> Outcome, mut good: impl FnMut(&Outcome) -> bool) {
+    let until = Instant::now() + SOON;
+    loop {
+        let outcome = ask();
+        if good(&outcome) {
+            return;
+        }
+        assert!(Instant::now() < until, "{what}: still {outcome:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The same, for an answer of this server.
+#[track_caller]
+pub(crate) fn becomes_answered_by(client: &Client, protocol: Protocol, to: SocketAddr, server: &str) {
+    let is_server = |outcome: &Outcome| matches!(outcome, Ok(answer) if answer.server == server);
+    becomes(&format!("{protocol} to {to}"), || client.ask(protocol, to), is_server);
+}
+
+/// Whether nobody answers: neither yes nor no.
+pub(crate) fn is_silence(outcome: &Outcome) -> bool {
+    matches!(outcome, Err(Failure::Timeout | Failure::Unreachable))
+}
+
+/// Names of pods.
+pub(crate) fn names<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
+    pods.into_iter().map(|pod| pod.name().to_owned()).collect()
+}

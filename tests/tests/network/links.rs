@@ -1,0 +1,61 @@
+//! Links that come and go while the agent runs.
+
+use lb_tests::client::Protocol;
+use lb_tests::manifests::Service;
+use lb_tests::network::Attachment;
+use lb_tests::stage::TARGET;
+
+use crate::fixture::{BOTH, World, becomes_answered_by, cluster_ips, node_ports};
+
+#[test]
+fn a_pod_that_starts_later_reaches_services() {
+    let mut world = World::new();
+    let backend = world.backend(2, "backend", Attachment::Bridge);
+    let service = Service::new("web", 1, TARGET)
+        .at_node_port(30_001)
+        .with_endpoints([&backend]);
+    world.apply(&service);
+    world.start_agent(1);
+    for (name, attachment) in [("bridge", Attachment::Bridge), ("veth", Attachment::Veth)] {
+        let pod = world.node1().add_pod(name, attachment).unwrap();
+        for to in cluster_ips(&service)
+            .into_iter()
+            .chain(node_ports(&service, world.node1()))
+        {
+            BOTH.iter()
+                .for_each(|protocol| becomes_answered_by(&pod.client(), *protocol, to, "backend"));
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_is_replaced_by_another_is_no_trouble() {
+    let mut world = World::new();
+    let service = Service::new("web", 1, TARGET);
+    let client = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    world.start_agent(1);
+    for round in 1..=5 {
+        let name = format!("backend-{round}");
+        let backend = world.backend(1, &name, Attachment::Bridge);
+        world.apply(&service.clone().with_endpoints([&backend]));
+        for to in cluster_ips(&service) {
+            becomes_answered_by(&client.client(), Protocol::Tcp, to, &name);
+        }
+    }
+}
+
+#[test]
+fn services_answer_on_a_node_without_any_pod() {
+    let mut world = World::new();
+    let backend = world.backend(2, "backend", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET)
+        .at_node_port(30_001)
+        .with_endpoints([&backend]);
+    world.apply(&service);
+    world.start_agent(1);
+    let outside = world.network.outside().client();
+    for to in node_ports(&service, world.node1()) {
+        BOTH.iter()
+            .for_each(|protocol| becomes_answered_by(&outside, *protocol, to, "backend"));
+    }
+}

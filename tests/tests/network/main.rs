@@ -1,0 +1,15 @@
+//! Whole nodes made of network namespaces: objects in, connections and packets sent, outcome expected.
+//!
+//! Each test has a network of its own, so they run beside each other. They need root, the agent (`LB_AGENT`, or the one
+//! that cargo built) and nothing else; what is missing makes them fail and say so.
+
+mod changes;
+mod cleanup;
+mod endpoints;
+mod fixture;
+mod links;
+mod matrix;
+mod plumbing;
+mod reject;
+mod restart;
+mod sources;

@@ -1,0 +1,142 @@
+//! A Service without endpoints refuses, whoever asks, and says so in a way that the client's kernel understands.
+
+use std::net::SocketAddr;
+
+use lb_tests::capture::Capture;
+use lb_tests::client::{Client, Failure, Protocol};
+use lb_tests::manifests::Service;
+use lb_tests::network::{Attachment, Pod};
+use lb_tests::stage::TARGET;
+
+use crate::fixture::{BOTH, World, cluster_ips, node_ports};
+
+fn empty_service() -> Service {
+    Service::new("empty", 9, TARGET).at_node_port(30_999)
+}
+
+#[track_caller]
+fn refused(what: &str, client: &Client, to: impl IntoIterator<Item = SocketAddr>) {
+    for to in to {
+        for protocol in BOTH {
+            assert_eq!(
+                client.ask(protocol, to),
+                Err(Failure::Refused),
+                "{what}: {protocol} to {to}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pods_are_refused() {
+    let mut world = World::new();
+    let service = empty_service();
+    world.apply(&service);
+    world.start_agent(1);
+    for (name, attachment) in [("bridge", Attachment::Bridge), ("veth", Attachment::Veth)] {
+        let pod = world.node1().add_pod(name, attachment).unwrap();
+        // Its link is new to the agent.
+        crate::fixture::becomes(
+            name,
+            || pod.client().ask(Protocol::Tcp, cluster_ips(&service)[0]),
+            |outcome| *outcome == Err(Failure::Refused),
+        );
+        refused(name, &pod.client(), cluster_ips(&service));
+        refused(name, &pod.client(), node_ports(&service, world.node1()));
+    }
+}
+
+#[test]
+fn processes_of_the_node_are_refused() {
+    let mut world = World::new();
+    let service = empty_service();
+    world.apply(&service);
+    world.start_agent(1);
+    let host = world.node1().client().unwrap();
+    refused("host", &host, cluster_ips(&service));
+    refused("host", &host, node_ports(&service, world.node1()));
+    for to in cluster_ips(&service) {
+        let outcome = host.ask_unconnected(to);
+        assert_eq!(outcome, Err(Failure::Refused), "unconnected UDP to {to}");
+    }
+}
+
+#[test]
+fn a_client_outside_is_refused() {
+    let mut world = World::new();
+    let service = empty_service();
+    world.apply(&service);
+    world.start_agent(1);
+    let outside = world.network.outside().client();
+    refused("outside", &outside, node_ports(&service, world.node1()));
+    refused("outside", &outside, cluster_ips(&service));
+}
+
+/// What the wire carries: one answer, port unreachable, about the very packet that the client sent.
+#[test]
+fn the_refusal_is_port_unreachable_and_quotes_the_client() {
+    let mut world = World::new();
+    let service = empty_service();
+    world.apply(&service);
+    let pods = [Attachment::Bridge, Attachment::Veth].map(|kind| {
+        world
+            .node1()
+            .add_pod(&format!("{kind:?}").to_lowercase(), kind)
+            .unwrap()
+    });
+    world.start_agent(1);
+    for pod in &pods {
+        for to in cluster_ips(&service)
+            .into_iter()
+            .chain(node_ports(&service, world.node1()))
+        {
+            for protocol in BOTH {
+                refusal_on_the_wire(pod, protocol, to);
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn refusal_on_the_wire(pod: &Pod, protocol: Protocol, to: SocketAddr) {
+    let what = format!("{}: {protocol} to {to}", pod.name());
+    let capture = Capture::start(pod.netns(), pod.link()).unwrap();
+    assert_eq!(pod.client().ask(protocol, to), Err(Failure::Refused), "{what}");
+    let packets = capture.verified().unwrap_or_else(|error| panic!("{what}: {error:#}"));
+    let asked: Vec<_> = packets
+        .iter()
+        .filter_map(|packet| packet.ends())
+        .filter(|ends| ends.1 == to)
+        .collect();
+    let refusals: Vec<_> = packets.iter().filter(|packet| packet.is_port_unreachable()).collect();
+    let [refusal] = refusals[..] else {
+        panic!("{what}: not one refusal: {packets:#?}")
+    };
+    assert_eq!(refusal.quoted_ends(), asked.first().copied(), "{what}: {refusal}");
+    assert_eq!(refusal.destination(), asked[0].0.ip(), "{what}: {refusal}");
+}
+
+#[test]
+fn a_service_that_gets_an_endpoint_answers_and_refuses_again_when_it_is_gone() {
+    let mut world = World::new();
+    let service = empty_service();
+    world.apply(&service);
+    let client = world.node1().add_pod("client", Attachment::Veth).unwrap().client();
+    let backend = world.backend(2, "backend", Attachment::Bridge);
+    world.start_agent(1);
+    let to = cluster_ips(&service);
+    refused("before", &client, to);
+    world.apply(&service.clone().with_endpoints([&backend]));
+    for to in to {
+        for protocol in BOTH {
+            crate::fixture::becomes_answered_by(&client, protocol, to, "backend");
+        }
+    }
+    world.apply(&service);
+    for to in to {
+        for protocol in BOTH {
+            let refused = |outcome: &_| *outcome == Err(Failure::Refused);
+            crate::fixture::becomes("after", || client.ask(protocol, to), refused);
+        }
+    }
+}

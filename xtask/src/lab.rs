@@ -1,0 +1,132 @@
+//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `bench`, `controlplane`, and the report of
+//! `build-ebpf`. It parses their arguments; here it is only built and started.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::controlplane_build::{self, Component};
+use crate::{build_ebpf, run, setup, workspace};
+
+const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
+
+/// How cargo builds the agent and `lab`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// Built fast
+    Dev,
+    /// Runs fast, for measurements
+    Release,
+}
+
+/// A verb of `lab`.
+#[derive(Debug)]
+pub struct Verb {
+    name: &'static str,
+    profile: Profile,
+    /// What of the control plane it needs, given its arguments.
+    components: fn(&[OsString]) -> &'static [Component],
+}
+
+/// `cargo xtask demo`
+pub const DEMO: Verb = Verb {
+    name: "demo",
+    profile: Profile::Dev,
+    components: |args| {
+        if args.iter().any(|arg| arg == "--apiserver") {
+            Component::FOR_TESTS
+        } else {
+            &[]
+        }
+    },
+};
+
+/// `cargo xtask bench`
+pub const BENCH: Verb = Verb {
+    name: "bench",
+    profile: Profile::Release,
+    components: |_| Component::FOR_TESTS,
+};
+
+/// `cargo xtask controlplane`
+pub const CONTROLPLANE: Verb = Verb {
+    name: "controlplane",
+    profile: Profile::Dev,
+    components: |args| {
+        if args.first().is_some_and(|arg| arg == "up") {
+            Component::FOR_TESTS
+        } else {
+            &[]
+        }
+    },
+};
+
+/// The table of `cargo xtask build-ebpf --report`
+pub const REPORT: Verb = Verb {
+    name: "report",
+    profile: Profile::Dev,
+    components: |_| &[],
+};
+
+/// Arguments that are `lab`'s to understand.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+impl Args {
+    /// As they were given.
+    pub fn all(&self) -> &[OsString] {
+        &self.args
+    }
+}
+
+/// Builds all that the verb needs, and becomes `lab`.
+pub fn run(verb: &Verb, args: &[OsString]) -> Result<()> {
+    let tools = setup::bpf_tools()?;
+    build_ebpf::build(&tools, false)?;
+    // Who only asks for help shall not wait for more than it takes to print it.
+    if !args.iter().any(|arg| arg == "--help" || arg == "-h" || arg == "help") {
+        setup::packages()?;
+        controlplane_build::build(&workspace::tools_dir()?, (verb.components)(args))?;
+    }
+    build(verb.profile)?;
+    let mut lab = Command::new(program("lab", verb.profile)?);
+    workspace::scrub(&mut lab);
+    lab.arg(verb.name).args(args);
+    set_env(&mut lab, verb.profile)?;
+    Err(run::exec(&mut lab))
+}
+
+/// Builds the agent and `lab`.
+pub fn build(profile: Profile) -> Result<()> {
+    let mut cargo = workspace::cargo("build");
+    cargo.args(["--bin", "lb-agent", "--bin", "lab"]);
+    if profile == Profile::Release {
+        cargo.arg("--release");
+    }
+    if !run::show(&mut cargo, BUILD_LIMIT)?.success() {
+        bail!("lb-agent or lab does not build; the messages are above");
+    }
+    Ok(())
+}
+
+/// Tells a program where the agent, `lab` and the tools are.
+pub fn set_env(command: &mut Command, profile: Profile) -> Result<()> {
+    command.env("LB_AGENT", program("lb-agent", profile)?);
+    command.env("LB_LAB", program("lab", profile)?);
+    command.env("LB_TOOLS_DIR", workspace::tools_dir()?);
+    Ok(())
+}
+
+fn program(name: &str, profile: Profile) -> Result<PathBuf> {
+    let folder = match profile {
+        Profile::Dev => "debug",
+        Profile::Release => "release",
+    };
+    Ok(workspace::target_dir()?.join(folder).join(name))
+}

@@ -1,0 +1,80 @@
+//! Every developer command of lb-agent. `cargo xtask help` lists them.
+
+// A binary has no other crate to offer anything to: here `pub` marks what a module offers the others.
+#![allow(unreachable_pub)]
+
+mod apt;
+mod bpf_core;
+mod bpf_linker;
+mod build_ebpf;
+mod controlplane_build;
+mod count;
+mod lab;
+mod lint;
+mod object;
+mod packages;
+mod run;
+mod setup;
+mod test;
+mod toolchain;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Every developer command of lb-agent"
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Bring what building and testing need; the other commands do so themselves
+    Setup(setup::Args),
+    /// Build the BPF object that lb-agent embeds
+    BuildEbpf(build_ebpf::Args),
+    /// Check formatting and run clippy on every crate
+    Lint,
+    /// Run the tests
+    Test(test::Args),
+    /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
+    #[command(disable_help_flag = true)]
+    Demo(lab::Args),
+    /// Measure (`bench --help` for more)
+    #[command(disable_help_flag = true)]
+    Bench(lab::Args),
+    /// Start or stop a real API server on loopback (`controlplane --help` for more)
+    #[command(disable_help_flag = true)]
+    Controlplane(lab::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = run::forward_signals().and_then(|()| match &cli.verb {
+        Verb::Setup(args) => setup::run(args),
+        Verb::BuildEbpf(args) => build_ebpf::run(args),
+        Verb::Lint => lint::run(),
+        Verb::Test(args) => test::run(args),
+        Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
+        Verb::Bench(args) => lab::run(&lab::BENCH, args.all()),
+        Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all()),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            run::say(format_args!("error: {error:#}"));
+            match error.downcast_ref::<run::Interrupted>() {
+                // As a shell reports a program that a signal ended.
+                Some(run::Interrupted(signal)) => ExitCode::from(u8::try_from(128 + signal).unwrap_or(1)),
+                None => ExitCode::FAILURE,
+            }
+        }
+    }
+}
