@@ -17,6 +17,7 @@ use crate::{
     reject::{self, Reject},
     rewrite::{self, End},
     service::{self, Client},
+    trace,
     verdict::{DROP, PASS},
 };
 
@@ -81,6 +82,7 @@ fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> 
     }
     let range = client.range(&service);
     if range.count == 0 {
+        trace::refused(skb, packet);
         return Err(match range.verdict() {
             Verdict::Reject => reject::answer::<F>(skb, packet),
             Verdict::Drop => {
@@ -92,6 +94,7 @@ fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> 
     match flow::begin(packet, &service, range, client, now) {
         Ok(row) => {
             count(Counter::FlowNew);
+            trace::flow_began(skb, packet, &row);
             Ok(row)
         }
         Err(failure) => {

@@ -23,6 +23,7 @@ mod reverse;
 mod rewrite;
 mod service;
 mod socket;
+mod trace;
 mod verdict;
 
 use aya_ebpf::{

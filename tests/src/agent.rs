@@ -60,6 +60,8 @@ impl Agent {
         let file = File::create(log.path()).context("making the agent's log")?;
         let mut command = on_node(node, "run")?;
         command
+            .arg("--cgroup")
+            .arg(node.cgroup().path())
             .args(source.agent_args())
             .args(["--node-name", node.name()])
             // Maps of the default size would be most of a test's memory.
@@ -198,15 +200,10 @@ pub fn offline(node: &Node, verb: &str, args: &[&str]) -> Result<Output> {
         .with_context(|| format!("running lb-agent {verb}"))
 }
 
-/// The command `lb-agent VERB` with what each verb needs to know of the node.
+/// The command `lb-agent VERB` with what every verb needs to know of the node.
 fn on_node(node: &Node, verb: &str) -> Result<Command> {
     let mut command = Command::new(binary()?);
-    command
-        .arg(verb)
-        .arg("--bpffs")
-        .arg(node.bpffs().path())
-        .arg("--cgroup")
-        .arg(node.cgroup().path());
+    command.arg(verb).arg("--bpffs").arg(node.bpffs().path());
     Ok(command)
 }
 

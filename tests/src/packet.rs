@@ -92,11 +92,14 @@ impl Packet {
         }
     }
 
-    /// Source and destination of the packet that this ICMP error is about.
+    /// Source and destination of the TCP or UDP packet that this ICMP error is about.
     #[must_use]
     pub fn quoted_ends(&self) -> Option<(SocketAddr, SocketAddr)> {
-        let quoted = LaxPacketHeaders::from_ip(&self.payload).ok()?;
-        let ((from, to), (from_port, to_port)) = (addresses(quoted.net.as_ref()?), ports(quoted.transport.as_ref()?)?);
+        let ip = LaxPacketHeaders::from_ip(&self.payload).ok()?.net?;
+        // No more than eight bytes of the transport header need be there: not enough to parse it.
+        let ports = self.payload.get(ip.header_len()..)?.first_chunk::<4>()?;
+        let [from_port, to_port] = [[ports[0], ports[1]], [ports[2], ports[3]]].map(u16::from_be_bytes);
+        let (from, to) = addresses(&ip);
         Some((SocketAddr::new(from, from_port), SocketAddr::new(to, to_port)))
     }
 
@@ -345,7 +348,9 @@ mod tests {
         assert!(error.is_port_unreachable());
         assert_eq!(error.quoted_ends(), Some((from, to)));
         // As a router quotes it: the header and eight bytes.
-        build(&quoted[..28]).verify().unwrap();
+        let short = build(&quoted[..28]);
+        short.verify().unwrap();
+        assert_eq!(short.quoted_ends(), Some((from, to)));
         let mut wrong = quoted;
         *wrong.last_mut().unwrap() ^= 1;
         assert!(build(&wrong).verify().is_err());

@@ -13,7 +13,8 @@ use crate::fixture::{
 #[test]
 fn a_service_that_is_created_is_served_and_one_that_is_deleted_is_not() {
     let mut world = World::new();
-    let client = world.node1().add_pod("client", Attachment::Bridge).unwrap().client();
+    let pod = world.node1().add_pod("client", Attachment::Bridge).unwrap();
+    let client = pod.client();
     let backend = world.backend(1, "backend", Attachment::Veth);
     let other = Service::new("other", 2, TARGET).with_endpoints([&backend]);
     world.apply(&other);
@@ -49,7 +50,8 @@ fn a_service_that_is_created_is_served_and_one_that_is_deleted_is_not() {
 #[test]
 fn a_service_that_moves_to_another_port_leaves_the_old_one() {
     let mut world = World::new();
-    let client = world.node1().add_pod("client", Attachment::Veth).unwrap().client();
+    let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    let client = pod.client();
     let backend = world.backend(2, "backend", Attachment::Veth);
     let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
     world.apply(&service);
@@ -75,7 +77,8 @@ fn a_service_that_moves_to_another_port_leaves_the_old_one() {
 #[test]
 fn one_port_of_a_service_does_not_take_the_other_ones_endpoints() {
     let mut world = World::new();
-    let client = world.node1().add_pod("client", Attachment::Veth).unwrap().client();
+    let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    let client = pod.client();
     let pods = [
         world.backend(1, "a", Attachment::Bridge),
         world.backend(2, "b", Attachment::Bridge),

@@ -110,7 +110,10 @@ fn refusal_on_the_wire(pod: &Pod, protocol: Protocol, to: SocketAddr) {
         .collect();
     let refusals: Vec<_> = packets.iter().filter(|packet| packet.is_port_unreachable()).collect();
     let [refusal] = refusals[..] else {
-        panic!("{what}: not one refusal: {packets:#?}")
+        let packets: Vec<_> = packets.iter().map(ToString::to_string).collect();
+        panic!("{what}: not one refusal:
+{}", packets.join("
+"))
     };
     assert_eq!(refusal.quoted_ends(), asked.first().copied(), "{what}: {refusal}");
     assert_eq!(refusal.destination(), asked[0].0.ip(), "{what}: {refusal}");
@@ -121,7 +124,8 @@ fn a_service_that_gets_an_endpoint_answers_and_refuses_again_when_it_is_gone() {
     let mut world = World::new();
     let service = empty_service();
     world.apply(&service);
-    let client = world.node1().add_pod("client", Attachment::Veth).unwrap().client();
+    let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    let client = pod.client();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     world.start_agent(1);
     let to = cluster_ips(&service);

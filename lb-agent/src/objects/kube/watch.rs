@@ -166,6 +166,8 @@ impl<T: Decode> Watch<T> {
                     }
                     if status_code(&error) == Some(410) {
                         tracing::debug!("{}: begins again with a list: {error}", T::KIND);
+                        // An answer, if not the one hoped for.
+                        self.recover();
                         return End::Expired;
                     }
                     self.wait(error).await;

@@ -157,10 +157,11 @@ impl Hooks {
 
     fn attach_program(&mut self, ifindex: u32, direction: Direction, name: &str) -> io::Result<()> {
         let program = self.programs.get(name)?;
-        if self.way == Way::Clsact {
-            return clsact::attach(ifindex, direction, program.fd(), name);
-        }
         let path = self.pins.link(LinkName::Tcx(direction, ifindex));
+        if self.way == Way::Clsact {
+            clsact::attach(ifindex, direction, program.fd(), name)?;
+            return pins::remove(&path).map(drop);
+        }
         if let Ok(Some(attached)) = self.alive(&path, direction, ifindex) {
             if attached.program == program.id {
                 return Ok(());

@@ -421,7 +421,7 @@ pub(super) fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Ch
         attach_type: direction.tcx() as u32,
         programs: programs.as_mut_ptr() as u64,
         links: links.as_mut_ptr() as u64,
-        count: 64,
+        count: TCX_CHAIN_MAX as u32,
         ..QueryAttr::default()
     };
     // SAFETY: both arrays live across the call and hold `count` numbers.
