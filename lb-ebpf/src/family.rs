@@ -7,29 +7,29 @@ use aya_ebpf::{
 };
 use lb_common::Address;
 
-use crate::packet::{LINK_HEADER, Network};
+use crate::packet::{Network, Packet};
 
 /// What differs between the families.
 pub(crate) trait Family {
     /// `any address of this node` in a service key.
     const ANY: Address;
-    /// Where the source address stands in the packet; the destination follows it.
+    /// Where the source address stands in the IP header; the destination follows it.
     const SOURCE: usize;
     /// Bytes of an address.
     const ADDRESS_LENGTH: usize;
 
-    /// Reads the network header. `None` for what we leave alone: fragments, since a fragment
+    /// Reads the IP header at `offset`. `None` for what we leave alone: fragments, since a fragment
     /// without ports cannot be translated and half a datagram must not be, and extension headers.
-    fn parse(skb: &SkBuff) -> Option<Network>;
+    fn parse(skb: &SkBuff, offset: usize) -> Option<Network>;
 
-    /// Writes an address at `offset` and corrects the checksums that cover it; `checksum` is the
-    /// offset of the transport checksum, `flags` are those of `bpf_l4_csum_replace`.
+    /// Writes an address at `field` of the IP header and corrects the checksums that cover it;
+    /// `flags` are those of `bpf_l4_csum_replace`.
     fn replace_address(
         skb: &SkBuff,
-        offset: usize,
+        packet: &Packet,
+        field: usize,
         old: &Address,
         new: &Address,
-        checksum: usize,
         flags: u64,
     ) -> Result<(), i64>;
 
@@ -75,19 +75,20 @@ pub(crate) struct Ipv6Header {
 
 /// More fragments, or an offset: any fragment has one of them.
 const FRAGMENT: u16 = 0x3fff_u16.to_be();
-const IPV4_CHECKSUM: usize = LINK_HEADER + 10;
+/// Where the checksum stands in an IPv4 header.
+const IPV4_CHECKSUM: usize = 10;
 /// `BPF_F_IPV6`, newer than the bindings: an IPv6 address has no header checksum that would cancel
 /// it out of a checksum that the network card summed over the whole packet.
 const BPF_F_IPV6: u64 = 1 << 7;
 
 impl Family for V4 {
     const ANY: Address = Address::ANY_V4;
-    const SOURCE: usize = LINK_HEADER + 12;
+    const SOURCE: usize = 12;
     const ADDRESS_LENGTH: usize = 4;
 
     #[inline(always)]
-    fn parse(skb: &SkBuff) -> Option<Network> {
-        let header: Ipv4Header = skb.load(LINK_HEADER).ok()?;
+    fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
+        let header: Ipv4Header = skb.load(offset).ok()?;
         let length = (header.version_length & 0x0f) as usize * 4;
         if length < size_of::<Ipv4Header>() || header.fragment & FRAGMENT != 0 {
             return None;
@@ -96,28 +97,28 @@ impl Family for V4 {
             source: Address::from_v4(header.source),
             destination: Address::from_v4(header.destination),
             protocol: header.protocol,
-            transport: LINK_HEADER + length,
+            transport: offset + length,
         })
     }
 
     #[inline(always)]
     fn replace_address(
         skb: &SkBuff,
-        offset: usize,
+        packet: &Packet,
+        field: usize,
         old: &Address,
         new: &Address,
-        checksum: usize,
         flags: u64,
     ) -> Result<(), i64> {
         let (old, new) = (old.v4(), new.v4());
-        skb.l3_csum_replace(IPV4_CHECKSUM, old.into(), new.into(), 4)?;
+        skb.l3_csum_replace(packet.network + IPV4_CHECKSUM, old.into(), new.into(), 4)?;
         skb.l4_csum_replace(
-            checksum,
+            packet.checksum(),
             old.into(),
             new.into(),
             u64::from(BPF_F_PSEUDO_HDR) | flags | 4,
         )?;
-        skb.store(offset, &new, 0)
+        skb.store(packet.network + field, &new, 0)
     }
 
     #[inline(always)]
@@ -133,29 +134,30 @@ impl Family for V4 {
 
 impl Family for V6 {
     const ANY: Address = Address::ANY_V6;
-    const SOURCE: usize = LINK_HEADER + 8;
+    const SOURCE: usize = 8;
     const ADDRESS_LENGTH: usize = 16;
 
     #[inline(always)]
-    fn parse(skb: &SkBuff) -> Option<Network> {
-        let header: Ipv6Header = skb.load(LINK_HEADER).ok()?;
+    fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
+        let header: Ipv6Header = skb.load(offset).ok()?;
         Some(Network {
             source: Address::from_v6(header.source),
             destination: Address::from_v6(header.destination),
             protocol: header.next_header,
-            transport: LINK_HEADER + size_of::<Ipv6Header>(),
+            transport: offset + size_of::<Ipv6Header>(),
         })
     }
 
     #[inline(always)]
     fn replace_address(
         skb: &SkBuff,
-        offset: usize,
+        packet: &Packet,
+        field: usize,
         old: &Address,
         new: &Address,
-        checksum: usize,
         flags: u64,
     ) -> Result<(), i64> {
+        let checksum = packet.checksum();
         let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
         // SAFETY: both addresses are 16 readable bytes.
         let difference =
@@ -168,7 +170,7 @@ impl Family for V6 {
         {
             skb.l4_csum_replace(checksum, 0, difference, flags)?;
         }
-        skb.store(offset, &new.words, 0)
+        skb.store(packet.network + field, &new.words, 0)
     }
 
     #[inline(always)]

@@ -27,17 +27,17 @@ pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
 /// A packet from a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff, client: Client) -> i32 {
+pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
     match skb.protocol() {
-        IPV4 => translate::<V4>(skb, client),
-        IPV6 => translate::<V6>(skb, client),
+        IPV4 => translate::<V4>(skb, link_header, client),
+        IPV6 => translate::<V6>(skb, link_header, client),
         _ => PASS,
     }
 }
 
 #[inline(always)]
-fn translate<F: Reject>(skb: &SkBuff, client: Client) -> i32 {
-    let Some(packet) = Packet::parse::<F>(skb) else {
+fn translate<F: Reject>(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
+    let Some(packet) = Packet::parse::<F>(skb, link_header) else {
         return PASS;
     };
     let now = flow::now();

@@ -33,25 +33,44 @@ use aya_ebpf::{
 
 use crate::{
     family::{V4, V6},
+    packet::link_header::{ETHERNET, NONE},
     service::Client,
 };
 
 /// Packets that a pod of this node sends.
 #[classifier]
-fn pod_ingress(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, Client::Near)
+fn from_pod(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, ETHERNET, Client::Near)
+}
+
+/// The same, where packets have no link header: netkit in its default mode.
+#[classifier]
+fn from_pod_l3(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, NONE, Client::Near)
 }
 
 /// Packets that come to this node from an uplink or a tunnel.
 #[classifier]
-fn outside_ingress(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, Client::Far)
+fn from_outside(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, ETHERNET, Client::Far)
+}
+
+/// The same, where packets have no link header: WireGuard, IP in IP, tun.
+#[classifier]
+fn from_outside_l3(ctx: TcContext) -> i32 {
+    forward::packet(&ctx.skb, NONE, Client::Far)
 }
 
 /// Packets that go out to a link, whichever.
 #[classifier]
-fn egress(ctx: TcContext) -> i32 {
-    reverse::packet(&ctx.skb)
+fn to_link(ctx: TcContext) -> i32 {
+    reverse::packet(&ctx.skb, ETHERNET)
+}
+
+/// The same, where packets have no link header.
+#[classifier]
+fn to_link_l3(ctx: TcContext) -> i32 {
+    reverse::packet(&ctx.skb, NONE)
 }
 
 #[cgroup_sock_addr(connect4)]

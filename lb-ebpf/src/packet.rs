@@ -12,8 +12,14 @@ use lb_common::{
 
 use crate::family::Family;
 
-/// Bytes of an Ethernet header, the only link header so far.
-pub(crate) const LINK_HEADER: usize = 14;
+/// How many bytes of link header packets have, which is also where their IP header starts. Each
+/// entry point has its own constant, so that offsets stay constants in the program.
+pub(crate) mod link_header {
+    /// Ethernet.
+    pub(crate) const ETHERNET: usize = 14;
+    /// A link that carries bare IP packets.
+    pub(crate) const NONE: usize = 0;
+}
 
 /// TCP flag bits, as they stand in the fourteenth byte of the header.
 const FIN: u8 = 0x01;
@@ -30,6 +36,8 @@ pub(crate) struct Packet {
     pub(crate) destination_port: Port,
     pub(crate) protocol: u8,
     tcp_flags: u8,
+    /// Where the IP header starts.
+    pub(crate) network: usize,
     /// Where the TCP or UDP header starts.
     pub(crate) transport: usize,
 }
@@ -70,8 +78,8 @@ impl Packet {
     /// Reads a packet of family `F`. `None` where it is nothing that we translate: another
     /// protocol, a fragment, cut short.
     #[inline(always)]
-    pub(crate) fn parse<F: Family>(skb: &SkBuff) -> Option<Self> {
-        let network = F::parse(skb)?;
+    pub(crate) fn parse<F: Family>(skb: &SkBuff, link_header: usize) -> Option<Self> {
+        let network = F::parse(skb, link_header)?;
         let (source_port, destination_port, tcp_flags) = match network.protocol {
             TCP => {
                 let tcp: TcpStart = skb.load(network.transport).ok()?;
@@ -90,6 +98,7 @@ impl Packet {
             destination_port,
             protocol: network.protocol,
             tcp_flags,
+            network: link_header,
             transport: network.transport,
         })
     }

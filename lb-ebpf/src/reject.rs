@@ -13,7 +13,7 @@ use lb_common::{Counter, net::TCP};
 use crate::{
     counter::count,
     family::{Family, Ipv4Header, Ipv6Header, V4, V6},
-    packet::{LINK_HEADER, Packet},
+    packet::{Packet, link_header},
     verdict::DROP,
 };
 
@@ -157,32 +157,35 @@ pub(crate) fn answer<F: Reject>(skb: &SkBuff, packet: &Packet) -> i32 {
 #[inline(always)]
 fn turn<F: Reject, const QUOTED: usize>(skb: &SkBuff, packet: &Packet) -> Option<()> {
     let length = F::HEADER + QUOTED;
-    if packet.transport != LINK_HEADER + F::HEADER {
+    if packet.transport != packet.network + F::HEADER {
         // Options: the quotation would be longer than the constant that the verifier was shown.
         return None;
     }
     // SAFETY: the context belongs to this run of the program; no packet pointer is held.
-    if unsafe { bpf_skb_change_tail(skb.skb, (LINK_HEADER + length) as u32, 0) } != 0 {
+    if unsafe { bpf_skb_change_tail(skb.skb, (packet.network + length) as u32, 0) } != 0 {
         return None;
     }
-    let quoted = quoted_sum::<F, QUOTED>(skb)?;
+    let quoted = quoted_sum::<F, QUOTED>(skb, packet.network)?;
     skb.adjust_room(size_of::<F::Answer>() as i32, BPF_ADJ_ROOM_MAC, 0)
         .ok()?;
-    skb.store(LINK_HEADER, &F::answer(packet, quoted, length), 0).ok()?;
+    skb.store(packet.network, &F::answer(packet, quoted, length), 0).ok()?;
+    if packet.network == link_header::NONE {
+        return Some(());
+    }
     let link: [[u16; 3]; 2] = skb.load(0).ok()?;
     skb.store(0, &[link[1], link[0]], 0).ok()
 }
 
 /// The sum over the headers that are quoted.
 #[inline(always)]
-fn quoted_sum<F: Reject, const QUOTED: usize>(skb: &SkBuff) -> Option<u32> {
+fn quoted_sum<F: Reject, const QUOTED: usize>(skb: &SkBuff, offset: usize) -> Option<u32> {
     // Two loads: the sum of both lengths is no constant that Rust would take for an array.
     if F::HEADER == size_of::<Ipv4Header>() {
-        let header: [u32; 5] = skb.load(LINK_HEADER).ok()?;
-        rest::<QUOTED>(skb, LINK_HEADER + F::HEADER, sum(&header, 0))
+        let header: [u32; 5] = skb.load(offset).ok()?;
+        rest::<QUOTED>(skb, offset + F::HEADER, sum(&header, 0))
     } else {
-        let header: [u32; 10] = skb.load(LINK_HEADER).ok()?;
-        rest::<QUOTED>(skb, LINK_HEADER + F::HEADER, sum(&header, 0))
+        let header: [u32; 10] = skb.load(offset).ok()?;
+        rest::<QUOTED>(skb, offset + F::HEADER, sum(&header, 0))
     }
 }
 

@@ -20,18 +20,18 @@ use crate::{
 
 /// A packet to a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff) -> i32 {
+pub(crate) fn packet(skb: &SkBuff, link_header: usize) -> i32 {
     clear_mark(skb);
     match skb.protocol() {
-        IPV4 => translate::<V4>(skb),
-        IPV6 => translate::<V6>(skb),
+        IPV4 => translate::<V4>(skb, link_header),
+        IPV6 => translate::<V6>(skb, link_header),
         _ => PASS,
     }
 }
 
 #[inline(always)]
-fn translate<F: Family>(skb: &SkBuff) -> i32 {
-    let Some(packet) = Packet::parse::<F>(skb) else {
+fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
+    let Some(packet) = Packet::parse::<F>(skb, link_header) else {
         return PASS;
     };
     let Some(row) = FLOWS.get_ptr_mut(&packet.flow_key(REVERSE)) else {

@@ -46,8 +46,8 @@ pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destin
 }
 
 #[inline(always)]
-fn address<F: Family>(skb: &SkBuff, packet: &Packet, offset: usize, old: &Address, new: &Address) -> Result<(), i64> {
-    F::replace_address(skb, offset, old, new, packet.checksum(), checksum_flags(packet))
+fn address<F: Family>(skb: &SkBuff, packet: &Packet, field: usize, old: &Address, new: &Address) -> Result<(), i64> {
+    F::replace_address(skb, packet, field, old, new, checksum_flags(packet))
 }
 
 #[inline(always)]

@@ -194,6 +194,7 @@ fn link(name: &str) -> LinkEvent {
         index: 7,
         name: name.into(),
         role: Role::Pod,
+        is_ip_only: false,
     })
 }
 

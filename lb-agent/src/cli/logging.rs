@@ -16,7 +16,7 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
         LogLevel::Trace => "trace",
     };
     // kube logs each failed request, which the watches say once, in words of their own.
-    let filter = format!("warn,lb_agent={level},kube_client=off,kube_runtime=off");
+    let filter = format!("warn,lb_agent={level},lb_ebpf={level},kube_client=off,kube_runtime=off");
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
         .with_writer(io::stderr)

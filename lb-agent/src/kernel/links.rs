@@ -5,6 +5,7 @@
 //!
 //! | link | role | why |
 //! |---|---|---|
+//! | neither Ethernet nor bare IP (InfiniBand, CAN, ...) | none | the programs would not find the IP header |
 //! | named by a rule of the user's | what the rule says | the user knows |
 //! | loopback; `dummy`, `ifb`, `nlmon`, `vrf`, `vcan` | none | no packet of a client comes in there; addresses of the node may well live there |
 //! | owns an address of the Node, or a default route leads through it | uplink | whatever it is: the `bridge` or `openvswitch` port that took over a card's address, a `bond`, a `vlan` of one, the `veth` of a node that is a container itself |
@@ -13,7 +14,7 @@
 //! | other `veth`, `netkit` | none | both ends are the node's own: what passes there has passed another hook |
 //! | port of a `bridge`, `bond`, `team`, Open vSwitch | none | its packets come up again on the master, or on a `vlan` of that, which have their own row; between ports of one bridge, the pods' own links translate |
 //! | a card, in a `vrf` or not | uplink | also without an address: clients may come to load balancer addresses there |
-//! | `bond`, `team`, `vlan`, `macsec`, `ipoib` | uplink | like cards. Where the link below is an uplink too, a packet passes two hooks, and the second finds nothing left to translate |
+//! | `bond`, `team`, `vlan`, `macsec` | uplink | like cards. Where the link below is an uplink too, a packet passes two hooks, and the second finds nothing left to translate |
 //! | `bridge` | none | its pods' links, and its uplink's, translate |
 //! | `macvlan`, `macvtap`, `ipvlan`, `ipvtap` | none | those of pods are in their namespaces, out of reach from here: their host processes' and pods' sockets are translated at the cgroup. The node's own falls under its address or default route |
 //! | anything else (`tun` with Ethernet, i.e. tap, ...) | none | unknown: a rule can say |
@@ -48,6 +49,8 @@ pub struct Link {
     pub name: String,
     /// Role.
     pub role: Role,
+    /// Its packets have no header below IP.
+    pub is_ip_only: bool,
 }
 
 /// What happened to a link.

@@ -31,6 +31,7 @@ mod batch;
 mod cleanup;
 mod clsact;
 mod hooks;
+mod messages;
 mod numbers;
 mod object;
 mod pins;

@@ -6,6 +6,7 @@ use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::packet::Packet;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{BOTH, World, cluster_ips, node_ports};
@@ -103,20 +104,13 @@ fn refusal_on_the_wire(pod: &Pod, protocol: Protocol, to: SocketAddr) {
     let capture = Capture::start(pod.netns(), pod.link()).unwrap();
     assert_eq!(pod.client().ask(protocol, to), Err(Failure::Refused), "{what}");
     let packets = capture.verified().unwrap_or_else(|error| panic!("{what}: {error:#}"));
-    let asked: Vec<_> = packets
-        .iter()
-        .filter_map(|packet| packet.ends())
-        .filter(|ends| ends.1 == to)
-        .collect();
-    let refusals: Vec<_> = packets.iter().filter(|packet| packet.is_port_unreachable()).collect();
-    let [refusal] = refusals[..] else {
-        let packets: Vec<_> = packets.iter().map(ToString::to_string).collect();
-        panic!("{what}: not one refusal:
-{}", packets.join("
-"))
-    };
-    assert_eq!(refusal.quoted_ends(), asked.first().copied(), "{what}: {refusal}");
-    assert_eq!(refusal.destination(), asked[0].0.ip(), "{what}: {refusal}");
+    let shown = || packets.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    let asked = packets.iter().filter_map(Packet::ends).filter(|ends| ends.1 == to);
+    let refused = packets.iter().filter(|packet| packet.is_port_unreachable());
+    // TCP may ask twice: a refusal that arrives while the kernel is still busy with `connect` is only noted.
+    let (asked, refused): (Vec<_>, Vec<_>) = (asked.map(Some).collect(), refused.map(Packet::quoted_ends).collect());
+    assert!(!asked.is_empty(), "{what}:\n{}", shown());
+    assert_eq!(refused, asked, "{what}:\n{}", shown());
 }
 
 #[test]

@@ -78,9 +78,9 @@ impl Datapath {
     /// Runs a program on a frame that carries `mark`.
     pub(crate) fn run_marked(&self, hook: Hook, frame: &[u8], mark: u32) -> Outcome {
         let name = match hook {
-            Hook::PodIngress => "pod_ingress",
-            Hook::OutsideIngress => "outside_ingress",
-            Hook::Egress => "egress",
+            Hook::PodIngress => "from_pod",
+            Hook::OutsideIngress => "from_outside",
+            Hook::Egress => "to_link",
         };
         let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
         let mut context = [0; CONTEXT];

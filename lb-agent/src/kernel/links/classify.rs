@@ -53,7 +53,7 @@ pub fn classify(facts: &Facts, leads_out: bool) -> Option<Role> {
         Some("veth" | "netkit") => facts.is_peer_elsewhere.then_some(Role::Pod),
         _ if is_port => None,
         None => (facts.is_ethernet || facts.is_ip_only).then_some(Role::Uplink),
-        Some("bond" | "team" | "vlan" | "macsec" | "ipoib") => Some(Role::Uplink),
+        Some("bond" | "team" | "vlan" | "macsec") => Some(Role::Uplink),
         Some(_) => None,
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn link_facts(message: &LinkMessage) -> Option<Facts> {
     let mut facts = Facts {
         index: message.header.index,
         is_ethernet: layer == LinkLayerType::Ether,
-        is_ip_only: matches!(layer, LinkLayerType::None | LinkLayerType::Rawip | LinkLayerType::Ppp),
+        is_ip_only: is_ip_only(layer),
         is_loopback: message.header.flags.contains(LinkFlags::Loopback),
         ..Facts::default()
     };
@@ -44,6 +44,21 @@ pub(super) fn link_facts(message: &LinkMessage) -> Option<Facts> {
         }
     }
     Some(facts)
+}
+
+/// Where the kernel's `dev_is_mac_header_xmit` says no: a BPF program finds the IP header first.
+const fn is_ip_only(layer: LinkLayerType) -> bool {
+    matches!(
+        layer,
+        LinkLayerType::None
+            | LinkLayerType::Rawip
+            | LinkLayerType::Ppp
+            | LinkLayerType::Tunnel
+            | LinkLayerType::Tunnel6
+            | LinkLayerType::Sit
+            | LinkLayerType::Ipgre
+            | LinkLayerType::Ip6gre
+    )
 }
 
 /// The link and the address that a message tells of.

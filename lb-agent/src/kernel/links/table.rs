@@ -180,6 +180,10 @@ impl LinkTable {
 
     /// The part that a link takes.
     fn part_of(&self, facts: &Facts) -> Option<Link> {
+        if !facts.is_ethernet && !facts.is_ip_only {
+            // No program of ours would find the IP header there, whatever a rule says.
+            return None;
+        }
         let leads_out = self.default_routes.contains(&facts.index)
             || self
                 .addresses
@@ -193,6 +197,7 @@ impl LinkTable {
             index: facts.index,
             name: facts.name.clone(),
             role,
+            is_ip_only: facts.is_ip_only,
         })
     }
 }
@@ -227,6 +232,7 @@ mod tests {
             index,
             name: format!("veth{index}"),
             role,
+            is_ip_only: false,
         })
     }
 

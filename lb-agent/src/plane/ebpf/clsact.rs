@@ -276,7 +276,7 @@ mod tests {
     fn ours_is_known_by_its_name() {
         let mut ours = filter("bpf", 1, HANDLE);
         assert!(!ours.is_ours());
-        ours.name = format!("{NAME_PREFIX}pod_ingress");
+        ours.name = format!("{NAME_PREFIX}from_pod");
         assert!(ours.is_ours());
     }
 }

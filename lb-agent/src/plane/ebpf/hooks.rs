@@ -19,12 +19,12 @@ use tracing::{debug, info, warn};
 
 use super::{
     clsact,
-    object::{EGRESS, LINK_PROGRAMS, OUTSIDE_INGRESS, POD_INGRESS, Programs, SOCKET_PROGRAMS},
+    object::{LINK_PROGRAMS, Programs, SOCKET_PROGRAMS, link_program},
     pins::{self, LinkName, Pins},
     sys::{self, Direction, Target},
 };
 use crate::{
-    kernel::links::{Link, LinkEvent, Role},
+    kernel::links::{Link, LinkEvent},
     plane::PlaneError,
 };
 
@@ -127,11 +127,7 @@ impl Hooks {
 
     fn attach(&mut self, link: &Link) -> Result<(), PlaneError> {
         for direction in Direction::ALL {
-            let program = match (direction, link.role) {
-                (Direction::Ingress, Role::Pod) => POD_INGRESS,
-                (Direction::Ingress, Role::Uplink | Role::Tunnel) => OUTSIDE_INGRESS,
-                (Direction::Egress, _) => EGRESS,
-            };
+            let program = link_program(link, direction);
             match self.attach_program(link.index, direction, program) {
                 Ok(()) => self.report_foreign(link, direction),
                 // It went in the meantime; its event is on the way.

@@ -20,10 +20,12 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes,
+    MapSizes, messages,
     pins::{self, Pins},
+    sys::Direction,
     table::{BpfTable, Tables},
 };
+use crate::kernel::links::{Link, Role};
 
 /// What `cargo xtask build-ebpf` made.
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
@@ -39,14 +41,27 @@ const PINNED: [&str; 7] = [
     maps::COUNTERS,
 ];
 
-/// The programs for links.
-pub(super) const LINK_PROGRAMS: [&str; 3] = [POD_INGRESS, OUTSIDE_INGRESS, EGRESS];
-/// Packets that a pod of this node sends.
-pub(super) const POD_INGRESS: &str = "pod_ingress";
-/// Packets that come to this node.
-pub(super) const OUTSIDE_INGRESS: &str = "outside_ingress";
-/// Packets that go out to a link.
-pub(super) const EGRESS: &str = "egress";
+/// The programs for links. Each has a twin for links whose packets have no header below IP.
+pub(super) const LINK_PROGRAMS: [&str; 6] = [
+    "from_pod",
+    "from_pod_l3",
+    "from_outside",
+    "from_outside_l3",
+    "to_link",
+    "to_link_l3",
+];
+
+/// The program for a link, by name: what comes in is a client's, what goes out may be an answer.
+pub(super) const fn link_program(link: &Link, direction: Direction) -> &'static str {
+    match (direction, link.role, link.is_ip_only) {
+        (Direction::Ingress, Role::Pod, false) => "from_pod",
+        (Direction::Ingress, Role::Pod, true) => "from_pod_l3",
+        (Direction::Ingress, Role::Uplink | Role::Tunnel, false) => "from_outside",
+        (Direction::Ingress, Role::Uplink | Role::Tunnel, true) => "from_outside_l3",
+        (Direction::Egress, _, false) => "to_link",
+        (Direction::Egress, _, true) => "to_link_l3",
+    }
+}
 
 /// The programs for sockets, and where each is attached.
 pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 8] = [
@@ -125,6 +140,8 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         loader.map_pin_path(name, path.as_path());
     }
     let mut ebpf = loader.load(OBJECT).context("the kernel does not take the maps")?;
+
+    messages::follow(&mut ebpf)?;
 
     let sockets = SOCKET_PROGRAMS.into_iter().map(|(name, _)| name);
     let sockets = sockets.filter(|_| globals.netns_cookie.is_some());

@@ -379,6 +379,8 @@ impl Services {
                 }
                 self.later.rows.push((*key, 0));
             }
+            // What those rows lead to has to stay.
+            return deleted;
         }
 
         let (numbers, values): (Vec<_>, Vec<_>) = std::mem::take(&mut self.later.backends).into_iter().unzip();

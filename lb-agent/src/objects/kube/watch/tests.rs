@@ -1,8 +1,7 @@
 //! A watch, with what a server may say.
 
 use futures::stream;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::{Status, error_boundary::InvalidObject};
+use kube::core::{ObjectMeta, Status, error_boundary::InvalidObject};
 use serde_json::json;
 
 use super::*;

@@ -78,10 +78,29 @@ impl<K, V> Memory<K, V> {
     }
 }
 
+/// What is looked at after each single write, as a program on another processor might.
+type Observer = Arc<dyn Fn() + Send + Sync>;
+
 /// A hash.
-struct HashTable<K, V>(Shared<K, V>);
+struct HashTable<K, V>(Shared<K, V>, Observer);
 /// An array: all its indices exist.
-struct ArrayTable<V>(Shared<u32, V>);
+struct ArrayTable<V>(Shared<u32, V>, Observer);
+
+/// Does to one row after the other what `write` does, up to the first that fails.
+fn each<K: Ord + Copy, V: Copy>(
+    map: &Shared<K, V>,
+    observer: &Observer,
+    rows: usize,
+    mut write: impl FnMut(&mut Memory<K, V>, usize) -> io::Result<()>,
+) -> Result<(), Partial> {
+    map.with(|memory| memory.calls += usize::from(rows > 0));
+    for done in 0..rows {
+        map.with(|memory| memory.fail().and_then(|()| write(memory, done)))
+            .map_err(|error| Partial { done, error })?;
+        observer();
+    }
+    Ok(())
+}
 
 impl<K: Ord + Copy, V: Copy> Table<K, V> for HashTable<K, V> {
     fn capacity(&self) -> u32 {
@@ -89,27 +108,18 @@ impl<K: Ord + Copy, V: Copy> Table<K, V> for HashTable<K, V> {
     }
 
     fn set(&mut self, keys: &[K], values: &[V]) -> Result<(), Partial> {
-        self.0.with(|memory| {
-            memory.calls += usize::from(!keys.is_empty());
-            for (done, (key, value)) in keys.iter().zip(values).enumerate() {
-                memory.fail().map_err(|error| Partial { done, error })?;
-                if memory.rows.len() >= memory.capacity as usize && !memory.rows.contains_key(key) {
-                    let error = io::Error::from_raw_os_error(libc::E2BIG);
-                    return Err(Partial { done, error });
-                }
-                memory.rows.insert(*key, *value);
+        each(&self.0, &self.1, keys.len(), |memory, i| {
+            if memory.rows.len() >= memory.capacity as usize && !memory.rows.contains_key(&keys[i]) {
+                return Err(io::Error::from_raw_os_error(libc::E2BIG));
             }
+            memory.rows.insert(keys[i], values[i]);
             Ok(())
         })
     }
 
     fn remove(&mut self, keys: &[K]) -> Result<(), Partial> {
-        self.0.with(|memory| {
-            memory.calls += usize::from(!keys.is_empty());
-            for (done, key) in keys.iter().enumerate() {
-                memory.fail().map_err(|error| Partial { done, error })?;
-                memory.rows.remove(key);
-            }
+        each(&self.0, &self.1, keys.len(), |memory, i| {
+            memory.rows.remove(&keys[i]);
             Ok(())
         })
     }
@@ -132,13 +142,9 @@ impl<V: Copy + Default> Table<u32, V> for ArrayTable<V> {
     }
 
     fn set(&mut self, keys: &[u32], values: &[V]) -> Result<(), Partial> {
-        self.0.with(|memory| {
-            memory.calls += usize::from(!keys.is_empty());
-            for (done, (key, value)) in keys.iter().zip(values).enumerate() {
-                memory.fail().map_err(|error| Partial { done, error })?;
-                assert!(*key < memory.capacity, "index {key} is out of bounds");
-                memory.rows.insert(*key, *value);
-            }
+        each(&self.0, &self.1, keys.len(), |memory, i| {
+            assert!(keys[i] < memory.capacity, "index {} is out of bounds", keys[i]);
+            memory.rows.insert(keys[i], values[i]);
             Ok(())
         })
     }
@@ -185,13 +191,33 @@ impl Maps {
 
     /// An agent that starts on them.
     pub(super) fn agent(&self) -> Services {
+        self.start(Arc::new(|| {}))
+    }
+
+    /// An agent that is watched: after each single write, no row leads to a slot without a serving
+    /// backend of its own service.
+    pub(super) fn watched_agent(&self) -> Services {
+        let maps = self.clone();
+        self.start(Arc::new(move || maps.assert_serve()))
+    }
+
+    fn start(&self, observer: Observer) -> Services {
         Services::open(Tables {
-            services: Box::new(HashTable(self.services.clone())),
-            slots: Box::new(ArrayTable(self.slots.clone())),
-            backends: Box::new(ArrayTable(self.backends.clone())),
-            node_addresses: Box::new(HashTable(self.node_addresses.clone())),
+            services: Box::new(HashTable(self.services.clone(), Arc::clone(&observer))),
+            slots: Box::new(ArrayTable(self.slots.clone(), Arc::clone(&observer))),
+            backends: Box::new(ArrayTable(self.backends.clone(), Arc::clone(&observer))),
+            node_addresses: Box::new(HashTable(self.node_addresses.clone(), observer)),
         })
         .unwrap()
+    }
+
+    fn assert_serve(&self) {
+        let rows = self.services.with(|memory| memory.rows.clone());
+        for value in rows.values() {
+            for range in [value.near, value.far] {
+                self.endpoints(value.service, range);
+            }
+        }
     }
 
     pub(super) fn calls(&self) -> usize {

@@ -202,8 +202,11 @@ proptest! {
     ) {
         let maps = Maps::new(SERVICE_ROWS, SLOT_ROWS, BACKEND_ROWS);
         junk.spill(&maps);
+        let mut is_junk = true;
         for state in states {
-            assert_all_well(&maps.agent().replace(&state));
+            let mut agent = if is_junk { maps.agent() } else { maps.watched_agent() };
+            is_junk = false;
+            assert_all_well(&agent.replace(&state));
             maps.assert_hold(&state);
             // Once there is nothing to correct, a restart writes nothing.
             prop_assert_eq!(maps.agent().replace(&state).writes, 0);
@@ -215,7 +218,7 @@ proptest! {
         states in prop::collection::vec((any_state(), 0..3), 1..12),
     ) {
         let maps = Maps::new(SERVICE_ROWS, SLOT_ROWS, BACKEND_ROWS);
-        let mut agent = maps.agent();
+        let mut agent = maps.watched_agent();
         let mut now = State::default();
         assert_all_well(&agent.replace(&now));
         for (next, ticks) in states {
@@ -244,7 +247,7 @@ proptest! {
         at in 0_usize..20,
     ) {
         let maps = Maps::new(SERVICE_ROWS, SLOT_ROWS, BACKEND_ROWS);
-        let mut agent = maps.agent();
+        let mut agent = maps.watched_agent();
         assert_all_well(&agent.replace(&before));
         match map {
             0 => maps.backends.with(|memory| memory.fails_at.set(Some(at))),
