@@ -11,15 +11,15 @@ use crate::packet::{Network, Packet};
 
 /// What differs between the families.
 pub(crate) trait Family {
-    /// `any address of this node` in a service key.
-    const ANY: Address;
     /// Where the source address stands in the IP header; the destination follows it.
     const SOURCE: usize;
     /// Bytes of an address.
     const ADDRESS_LENGTH: usize;
 
     /// Reads the IP header at `offset`. `None` for what we leave alone: fragments, since a fragment
-    /// without ports cannot be translated and half a datagram must not be, and extension headers.
+    /// without ports cannot be translated and half a datagram must not be; extension headers; IPv6
+    /// packets with IPv4-mapped addresses, which have no business on a wire and would be taken for
+    /// IPv4 here.
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network>;
 
     /// Writes an address at `field` of the IP header and corrects the checksums that cover it;
@@ -82,7 +82,6 @@ const IPV4_CHECKSUM: usize = 10;
 const BPF_F_IPV6: u64 = 1 << 7;
 
 impl Family for V4 {
-    const ANY: Address = Address::ANY_V4;
     const SOURCE: usize = 12;
     const ADDRESS_LENGTH: usize = 4;
 
@@ -133,16 +132,20 @@ impl Family for V4 {
 }
 
 impl Family for V6 {
-    const ANY: Address = Address::ANY_V6;
     const SOURCE: usize = 8;
     const ADDRESS_LENGTH: usize = 16;
 
     #[inline(always)]
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
         let header: Ipv6Header = skb.load(offset).ok()?;
+        let source = Address::from_v6(header.source);
+        let destination = Address::from_v6(header.destination);
+        if source.is_v4() | destination.is_v4() {
+            return None;
+        }
         Some(Network {
-            source: Address::from_v6(header.source),
-            destination: Address::from_v6(header.destination),
+            source,
+            destination,
             protocol: header.next_header,
             transport: offset + size_of::<Ipv6Header>(),
         })

@@ -72,7 +72,7 @@ fn known(packet: &Packet, now: u64) -> Option<FlowValue> {
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
 fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> Result<FlowValue, i32> {
-    let Some(service) = service::find::<F>(&packet.destination, packet.destination_port, packet.protocol) else {
+    let Some(service) = service::find(&packet.destination, packet.destination_port, packet.protocol) else {
         return Err(PASS);
     };
     if packet.protocol == TCP && !packet.opens_tcp() {

@@ -2,10 +2,7 @@
 
 use lb_common::{Address, BackendValue, Port, Range, ServiceKey, ServiceValue, backend::SERVING, node::NODE_PORTS};
 
-use crate::{
-    family::Family,
-    maps::{BACKENDS, NODE_ADDRESSES, SERVICES, SLOTS},
-};
+use crate::maps::{BACKENDS, NODE_ADDRESSES, SERVICES, SLOTS};
 
 /// Where a client is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,7 +27,7 @@ impl Client {
 /// The service behind an address and port: of exactly that address, else a NodePort where the
 /// address is one of this node that serves them.
 #[inline(always)]
-pub(crate) fn find<F: Family>(address: &Address, port: Port, protocol: u8) -> Option<ServiceValue> {
+pub(crate) fn find(address: &Address, port: Port, protocol: u8) -> Option<ServiceValue> {
     let mut key = ServiceKey::new(*address, port, protocol);
     // SAFETY: the row is copied at once; a concurrent update replaces it by another one.
     if let Some(service) = unsafe { SERVICES.get(&key) } {
@@ -41,7 +38,11 @@ pub(crate) fn find<F: Family>(address: &Address, port: Port, protocol: u8) -> Op
     if local.flags & NODE_PORTS == 0 {
         return None;
     }
-    key.address = if address.is_v4() { Address::ANY_V4 } else { F::ANY };
+    key.address = if address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
     // SAFETY: as above.
     unsafe { SERVICES.get(&key) }.copied()
 }

@@ -98,7 +98,7 @@ fn dialled<F: Family>(ctx: &SockAddrContext) -> Option<Dialled> {
 
 #[inline(always)]
 fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> i32 {
-    let Some(service) = service::find::<F>(&dialled.address, dialled.port, dialled.protocol) else {
+    let Some(service) = service::find(&dialled.address, dialled.port, dialled.protocol) else {
         return ALLOW;
     };
     let range = Client::Near.range(&service);

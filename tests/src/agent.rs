@@ -2,14 +2,14 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::interrupt::eventually;
+use crate::interrupt::{Interrupted, eventually};
 use crate::network::Node;
 use crate::owner::Folder;
 use crate::place::program;
@@ -23,9 +23,21 @@ const STOP: Duration = Duration::from_secs(5);
 /// How much of its log an error shows.
 const SHOWN: usize = 40;
 
+/// How big the agent's maps are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Maps {
+    /// Big enough for a test. Maps of the default size would be most of its memory.
+    #[default]
+    Small,
+    /// As the agent makes them when nobody says anything.
+    Default,
+}
+
 /// How an agent is started, beyond what the node and the source say.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// The sizes of its maps.
+    pub maps: Maps,
     /// More arguments of `lb-agent run`.
     pub args: Vec<OsString>,
     /// Variables of its environment.
@@ -64,15 +76,7 @@ impl Agent {
             .arg(node.cgroup().path())
             .args(source.agent_args())
             .args(["--node-name", node.name()])
-            // Maps of the default size would be most of a test's memory.
-            .args([
-                "--max-services",
-                "4096",
-                "--max-slots",
-                "16384",
-                "--max-backends",
-                "4096",
-            ])
+            .args(sizes(options.maps))
             .args(["--max-flows", "16384", "--max-sockets", "4096"])
             .args(&options.args)
             .envs(options.env.iter().map(|(name, value)| (name, value)))
@@ -89,8 +93,15 @@ impl Agent {
 
     /// Waits until its first state is programmed.
     pub fn wait_ready(&mut self) -> Result<()> {
-        let waited = self.wait_for_log(READY, "ready").map(drop);
-        waited.with_context(|| format!("the agent on {} is not ready; its log:\n{}", self.node, self.log.tail()))
+        match self.wait_for_log(READY, "ready") {
+            Ok(_) => Ok(()),
+            // Its log is no answer to Ctrl-C.
+            Err(error) if error.is::<Interrupted>() => Err(error),
+            Err(error) => {
+                let what = format!("the agent on {} is not ready; its log:\n{}", self.node, self.log.tail());
+                Err(error.context(what))
+            }
+        }
     }
 
     /// Waits for a line in its log that holds this text.
@@ -200,6 +211,19 @@ pub fn offline(node: &Node, verb: &str, args: &[&str]) -> Result<Output> {
         .with_context(|| format!("running lb-agent {verb}"))
 }
 
+fn sizes(maps: Maps) -> &'static [&'static str] {
+    match maps {
+        Maps::Small => &[
+            "--max-services=4096",
+            "--max-slots=16384",
+            "--max-backends=4096",
+            "--max-flows=16384",
+            "--max-sockets=4096",
+        ],
+        Maps::Default => &[],
+    }
+}
+
 /// The command `lb-agent VERB` with what every verb needs to know of the node.
 fn on_node(node: &Node, verb: &str) -> Result<Command> {
     let mut command = Command::new(binary()?);
@@ -210,19 +234,4 @@ fn on_node(node: &Node, verb: &str) -> Result<Command> {
 /// The agent's program: the one that `LB_AGENT` names, else the one that cargo built beside this program.
 pub fn binary() -> Result<PathBuf> {
     program("lb-agent", "LB_AGENT").map(|path| path.canonicalize().unwrap_or(path))
-}
-
-/// Memory that a process holds now and held at most, in bytes.
-pub fn memory(pid: u32) -> Result<(u64, u64)> {
-    let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"))?;
-    let field = |name: &str| -> Result<u64> {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let kilobytes = line.and_then(|rest| rest.trim().strip_suffix(" kB"));
-        Ok(1024
-            * kilobytes
-                .with_context(|| format!("/proc/{pid}/status has no {name}"))?
-                .trim()
-                .parse::<u64>()?)
-    };
-    Ok((field("VmRSS:")?, field("VmHWM:")?))
 }

@@ -20,3 +20,4 @@ mod runtime;
 pub mod server;
 pub mod source;
 pub mod stage;
+pub mod usage;

@@ -73,6 +73,22 @@ fn other_protocols_to_a_service_address() {
 }
 
 #[test]
+fn ipv6_packets_that_carry_ipv4_addresses() {
+    let mut datapath = with_services(Family::V4);
+    let mapped = |address: std::net::SocketAddr| match address {
+        std::net::SocketAddr::V4(v4) => std::net::SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
+        std::net::SocketAddr::V6(_) => unreachable!("an IPv4 test"),
+    };
+    let sent = frame(
+        Transport::Tcp,
+        mapped(client(Family::V4)),
+        mapped(frontend(Family::V4)),
+        SYN,
+    );
+    passes_untouched(&mut datapath, &sent, "IPv4-mapped on the wire");
+}
+
+#[test]
 fn fragments_are_not_half_translated() {
     let mut datapath = with_services(Family::V4);
     let whole = frame(Transport::Udp, client(Family::V4), frontend(Family::V4), 0);

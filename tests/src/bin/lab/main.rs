@@ -44,11 +44,17 @@ fn main() -> ExitCode {
     match run(args.verb) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("lab: {error:#}");
-            let interrupted = error.downcast_ref::<Interrupted>();
-            interrupted.map_or(ExitCode::FAILURE, |error| ExitCode::from(error.exit_code()))
-        }
+        Err(error) => match error.downcast_ref::<Interrupted>() {
+            // What was being done then is not what is wrong.
+            Some(interrupted) => {
+                eprintln!("lab: {interrupted}");
+                ExitCode::from(interrupted.exit_code())
+            }
+            None => {
+                eprintln!("lab: {error:#}");
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
