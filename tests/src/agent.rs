@@ -77,7 +77,6 @@ impl Agent {
             .args(source.agent_args())
             .args(["--node-name", node.name()])
             .args(sizes(options.maps))
-            .args(["--max-flows", "16384", "--max-sockets", "4096"])
             .args(&options.args)
             .envs(options.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

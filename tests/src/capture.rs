@@ -2,7 +2,6 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::net::IpAddr;
 use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
@@ -137,7 +136,7 @@ impl Capture {
         for frame in self.frames()? {
             let Some(packet) = frame.packet()? else { continue };
             // The kernel's own chatter leaves through links without regard to our settings.
-            if is_multicast(packet.destination()) {
+            if packet.destination().is_multicast() {
                 continue;
             }
             if frame.checksum_pending {
@@ -148,10 +147,6 @@ impl Capture {
         }
         Ok(packets)
     }
-}
-
-fn is_multicast(address: IpAddr) -> bool {
-    address.is_multicast()
 }
 
 fn open(link: u32) -> io::Result<Socket> {

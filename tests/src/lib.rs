@@ -1,4 +1,42 @@
-//! The test harness.
+//! The harness of lb-agent's tests: networks out of namespaces, the real agent in them, the real control plane beside
+//! them, and connections and packets to judge both by.
+//!
+//! In reading order:
+//!
+//! * [`netns`], [`netlink`], [`ethtool`]: a network namespace as a value, and the links in it.
+//! * [`cgroup`], [`bpffs`], [`process`]: what else a node's processes live in, and how they are started there.
+//! * [`owner`], [`interrupt`]: nothing is left behind, however a program ends.
+//! * [`network`]: the topology. Two nodes, pods on bridges and on links of their own, a tunnel, a client outside.
+//! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
+//! * [`packet`], [`capture`]: single packets, made, caught and verified.
+//! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
+//! * [`agent`], [`usage`]: the agent under test, and what it uses.
+//! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
+//!
+//! ```no_run
+//! use lb_tests::agent::{Agent, Options};
+//! use lb_tests::client::Protocol;
+//! use lb_tests::manifests::Service;
+//! use lb_tests::network::{Attachment, Network};
+//! use lb_tests::source::Source;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let network = Network::new()?;
+//! let client = network.node1().add_pod("client", Attachment::Bridge)?;
+//! let backend = network.node2().add_pod("backend", Attachment::Veth)?;
+//! let _server = backend.serve(8080)?;
+//!
+//! let web = Service::new("web", 1, 8080).with_endpoints([&backend]);
+//! let source = Source::folder()?;
+//! source.apply(&web.manifests()?)?;
+//! let _agent = Agent::start(network.node1(), &source, &Options::default())?;
+//!
+//! let answer = client.client().ask(Protocol::Tcp, (web.cluster_ips[0], 80).into())?;
+//! assert_eq!(answer.server, "backend");
+//! # Ok(())
+//! # }
+//! ```
+
 pub mod agent;
 pub mod bpffs;
 pub mod capture;

@@ -3,9 +3,9 @@
 //! Thin and blocking, over the crate rtnetlink. The netlink socket belongs to the namespace it was opened in, so a
 //! [`Netlink`] can be used from any thread.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::{fmt, io};
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::TryStreamExt as _;
@@ -252,16 +252,4 @@ impl From<LinkMessage> for Link {
         }
         link
     }
-}
-
-/// Whether an error of this module is the kernel's "no such device" or "not found".
-#[must_use]
-pub fn is_missing(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| match cause.downcast_ref() {
-        Some(rtnetlink::Error::NetlinkError(message)) => {
-            let kind = message.to_io();
-            kind.kind() == io::ErrorKind::NotFound || kind.raw_os_error() == Some(libc::ENODEV)
-        }
-        _ => false,
-    })
 }

@@ -59,3 +59,24 @@ fn services_answer_on_a_node_without_any_pod() {
             .for_each(|protocol| becomes_answered_by(&outside, *protocol, to, "backend"));
     }
 }
+
+/// Who waits for the word counts on it: a single datagram that is sent right then must not be lost.
+#[test]
+fn links_that_are_there_are_served_when_the_agent_says_it_is_ready() {
+    let mut world = World::new();
+    let backend = world.backend(1, "backend", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET)
+        .at_node_port(30_001)
+        .with_endpoints([&backend]);
+    world.apply(&service);
+    let pods: Vec<_> = (1..=6)
+        .map(|n| world.node1().add_pod(&format!("pod-{n}"), Attachment::Bridge).unwrap())
+        .collect();
+    world.start_agent(1);
+    for pod in &pods {
+        for to in cluster_ips(&service) {
+            let outcome = pod.client().ask(Protocol::Udp, to);
+            assert!(outcome.is_ok(), "{} to {to}: {outcome:?}", pod.name());
+        }
+    }
+}

@@ -2,11 +2,13 @@
 //!
 //! Each test has a network of its own, so they run beside each other. They need root, the agent (`LB_AGENT`, or the one
 //! that cargo built) and nothing else; what is missing makes them fail and say so.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod changes;
 mod cleanup;
 mod endpoints;
 mod fixture;
+mod interrupt;
 mod links;
 mod matrix;
 mod plumbing;

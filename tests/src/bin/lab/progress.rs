@@ -11,7 +11,7 @@ pub(crate) fn say(line: impl fmt::Display) {
     eprintln!("{line}");
 }
 
-/// One step of a longer piece of work. Dropping it says that it is over.
+/// One step of a longer piece of work. Dropping it without [`Step::done`] says that it went wrong.
 #[derive(Debug)]
 pub(crate) struct Step {
     title: String,
@@ -71,7 +71,7 @@ impl Drop for Step {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        let word = if self.done { "done" } else { "left" };
+        let word = if self.done { "done" } else { "FAIL" };
         say(format_args!(
             "{word}  {} ({:.1} s)",
             self.title,

@@ -1,0 +1,145 @@
+//! Whatever ends a demo or a test, and whenever: nothing of it stays.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use lb_tests::network::Attachment;
+use lb_tests::{owner, process};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::fixture::World;
+
+/// Longer than tidying up takes.
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn a_demo_that_is_stopped_leaves_nothing() {
+    // From the first namespace to connections that are running.
+    for (signal, after) in [
+        (Signal::SIGINT, 20),
+        (Signal::SIGTERM, 150),
+        (Signal::SIGINT, 600),
+        (Signal::SIGTERM, 2000),
+    ] {
+        let mut demo = demo();
+        thread::sleep(Duration::from_millis(after));
+        let code = end(&mut demo, &[signal]);
+        // It may have been done by then.
+        assert!(
+            code == Some(128 + signal as i32) || code == Some(0),
+            "after {after} ms: {code:?}"
+        );
+        assert_eq!(left(demo.id()), Vec::<String>::new(), "after {after} ms");
+    }
+}
+
+#[test]
+fn a_second_signal_is_safe_too() {
+    let mut demo = demo();
+    thread::sleep(Duration::from_millis(800));
+    let code = end(&mut demo, &[Signal::SIGINT, Signal::SIGINT]);
+    assert_eq!(code, Some(128 + Signal::SIGINT as i32));
+    assert_eq!(left(demo.id()), Vec::<String>::new());
+}
+
+#[test]
+fn a_test_that_is_stopped_leaves_nothing() {
+    let mut standing = standing();
+    assert_eq!(
+        end(&mut standing, &[Signal::SIGTERM]),
+        Some(128 + Signal::SIGTERM as i32)
+    );
+    assert_eq!(left(standing.id()), Vec::<String>::new());
+}
+
+#[test]
+fn what_a_killed_test_leaves_is_swept_by_the_next_one() {
+    let mut standing = standing();
+    standing.kill().unwrap();
+    standing.wait().unwrap();
+    owner::sweep();
+    assert_eq!(left(standing.id()), Vec::<String>::new());
+}
+
+/// No test: what the tests above stop.
+#[test]
+#[ignore = "waits to be stopped by other tests"]
+fn stands_until_it_is_stopped() {
+    let mut world = World::new();
+    let _pod = world.backend(1, "pod", Attachment::Bridge);
+    let _host = world.node1().client().unwrap();
+    world.start_agent(1);
+    println!("{STANDING}");
+    thread::sleep(Duration::from_secs(600));
+}
+
+const STANDING: &str = "standing";
+
+/// This very program, at the point where everything stands.
+fn standing() -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args([
+            "--exact",
+            "interrupt::stands_until_it_is_stopped",
+            "--ignored",
+            "--nocapture",
+        ])
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(
+        lines.any(|line| line.unwrap().contains(STANDING)),
+        "it ended before it stood"
+    );
+    child
+}
+
+fn demo() -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
+    command.arg("demo").stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Sends signals and waits for the end.
+fn end(child: &mut Child, signals: &[Signal]) -> Option<i32> {
+    for signal in signals {
+        kill(Pid::from_raw(child.id().cast_signed()), *signal).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    let status = process::wait(child, LIMIT).unwrap();
+    status.expect("it has not ended in time").code()
+}
+
+/// What is there of a process that has ended: control groups, folders, children.
+fn left(pid: u32) -> Vec<String> {
+    let name = format!("lb-tests-{pid}-");
+    let mut left = Vec::new();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let cgroups = mounts
+        .lines()
+        .find(|line| line.contains(" cgroup2 "))
+        .and_then(|line| line.split(' ').nth(1));
+    for folder in [cgroups.unwrap().into(), std::env::temp_dir()] {
+        let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        left.extend(
+            entries
+                .filter(|path| path.to_string_lossy().contains(&name))
+                .map(|path| path.display().to_string()),
+        );
+    }
+    // Children carry its folders or its descriptors in their arguments.
+    for entry in fs::read_dir("/proc").unwrap() {
+        let command = fs::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        if command.contains(&name) || command.contains(&format!("/proc/{pid}/fd")) {
+            left.push(command);
+        }
+    }
+    left.extend(mounts.lines().filter(|line| line.contains(&name)).map(str::to_owned));
+    left
+}
