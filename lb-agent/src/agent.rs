@@ -26,8 +26,8 @@ use tokio::{
 use self::retries::Retries;
 use crate::{
     desired::{Change, Family, ServicePortName},
-    kernel::links::{Link, LinkEvent},
-    model::{Cluster, Conflict},
+    kernel::links::{Link, LinkEvent, Notice},
+    model::{Cluster, Conflict, Kind},
     objects::Batch,
     plane::{Outcome, Plane, PlaneError},
 };
@@ -40,15 +40,25 @@ pub struct Inputs {
     /// Objects.
     pub batches: mpsc::Receiver<Batch>,
     /// Links.
-    pub links: mpsc::Receiver<LinkEvent>,
+    pub links: mpsc::Receiver<Notice>,
 }
 
 /// What the agent tells others.
 pub struct Outputs {
-    /// The addresses of this node, which tell its uplinks.
-    pub node_addresses: watch::Sender<BTreeSet<IpAddr>>,
+    /// The addresses of this node, which tell its uplinks. `None` until they are known.
+    pub node_addresses: watch::Sender<Option<BTreeSet<IpAddr>>>,
     /// The families that have had a service.
     pub families: watch::Sender<BTreeSet<Family>>,
+}
+
+/// What the first sync came to.
+struct FirstSync {
+    services: usize,
+    service_ports: usize,
+    programmed: usize,
+    failed: usize,
+    writes: usize,
+    milliseconds: f64,
 }
 
 /// What ties the model to a plane.
@@ -57,8 +67,10 @@ pub struct Agent<P> {
     cluster: Cluster,
     outputs: Outputs,
     started: Instant,
-    /// Whether the kernel has been given a complete state.
-    ready: bool,
+    /// What the first sync came to, once the kernel has been given a complete state.
+    first_sync: Option<FirstSync>,
+    /// Whether all links have been told of that were there at the start.
+    has_all_links: bool,
     conflicts: BTreeSet<Conflict>,
     failed_services: Retries<ServicePortName>,
     failed_node_addresses: Retries<()>,
@@ -75,7 +87,8 @@ impl<P: Plane> Agent<P> {
             cluster: Cluster::default(),
             outputs,
             started,
-            ready: false,
+            first_sync: None,
+            has_all_links: false,
             conflicts: BTreeSet::new(),
             failed_services: Retries::default(),
             failed_node_addresses: Retries::default(),
@@ -98,8 +111,12 @@ impl<P: Plane> Agent<P> {
                 biased;
                 () = &mut stop => return Ok(()),
                 _ = second.tick() => self.plane.tick(),
-                event = inputs.links.recv() => match event {
-                    Some(event) => self.link(event),
+                notice = inputs.links.recv() => match notice {
+                    Some(Notice::Link(event)) => self.link(event),
+                    Some(Notice::AllTold) => {
+                        self.has_all_links = true;
+                        self.tell_ready();
+                    }
                     None => bail!("the links of the node are not watched any more"),
                 },
                 batch = inputs.batches.recv() => {
@@ -126,7 +143,7 @@ impl<P: Plane> Agent<P> {
     /// Brings the kernel up to date with the objects.
     fn sync(&mut self) {
         self.tell_node_addresses();
-        if self.ready {
+        if self.first_sync.is_some() {
             let change = self.cluster.take_change();
             self.tell_conflicts();
             self.tell_families(&change);
@@ -149,18 +166,36 @@ impl<P: Plane> Agent<P> {
         let state = self.cluster.state();
         tell_node_port_addresses(&state.node_port_addresses);
         let outcome = self.plane.replace(state);
-        self.ready = true;
-        tracing::info!(
-            services = self.cluster.services(),
-            service_ports = state.services.len(),
-            programmed = outcome.programmed,
-            failed = outcome.failed.len(),
-            writes = outcome.writes,
-            sync_ms = milliseconds(start),
-            elapsed_ms = milliseconds(self.started),
-            "ready"
-        );
+        self.first_sync = Some(FirstSync {
+            services: self.cluster.services(),
+            service_ports: state.services.len(),
+            programmed: outcome.programmed,
+            failed: outcome.failed.len(),
+            writes: outcome.writes,
+            milliseconds: milliseconds(start),
+        });
         self.note_failures(outcome);
+        self.tell_ready();
+    }
+
+    /// Ready is: every service is in the kernel, and every link that was there at the start leads to
+    /// it. A pod that sends a datagram from then on is served.
+    fn tell_ready(&self) {
+        let Some(first) = &self.first_sync else {
+            return;
+        };
+        if self.has_all_links {
+            tracing::info!(
+                services = first.services,
+                service_ports = first.service_ports,
+                programmed = first.programmed,
+                failed = first.failed,
+                writes = first.writes,
+                sync_ms = first.milliseconds,
+                elapsed_ms = milliseconds(self.started),
+                "ready"
+            );
+        }
     }
 
     fn apply(&mut self, change: &Change, what: &str) {
@@ -290,8 +325,11 @@ impl<P: Plane> Agent<P> {
     }
 
     fn tell_node_addresses(&self) {
+        if self.cluster.awaited().contains(&Kind::Node) {
+            return;
+        }
         let node = self.cluster.node();
-        let addresses: BTreeSet<IpAddr> = node.map(|node| node.addresses().collect()).unwrap_or_default();
+        let addresses = Some(node.map(|node| node.addresses().collect()).unwrap_or_default());
         self.outputs.node_addresses.send_if_modified(|before| {
             let modified = *before != addresses;
             *before = addresses;

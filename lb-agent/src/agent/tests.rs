@@ -91,8 +91,8 @@ fn refusal(protocol: Protocol) -> PlaneError {
 struct Running {
     plane: FakePlane,
     batches: mpsc::Sender<Batch>,
-    links: mpsc::Sender<LinkEvent>,
-    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
+    links: mpsc::Sender<Notice>,
+    node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
@@ -102,7 +102,7 @@ impl Running {
         let plane = FakePlane::default();
         let (batch_sender, batches) = crate::objects::channel();
         let (link_sender, links) = mpsc::channel(8);
-        let (address_sender, node_addresses) = watch::channel(BTreeSet::new());
+        let (address_sender, node_addresses) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let outputs = Outputs {
             node_addresses: address_sender,
@@ -189,13 +189,13 @@ fn applied(service: Service) -> Event {
     Event::Services(Update::Apply(service))
 }
 
-fn link(name: &str) -> LinkEvent {
-    LinkEvent::Is(Link {
+fn link(name: &str) -> Notice {
+    Notice::Link(LinkEvent::Is(Link {
         index: 7,
         name: name.into(),
         role: Role::Pod,
         is_ip_only: false,
-    })
+    }))
 }
 
 #[tokio::test]
@@ -262,7 +262,11 @@ async fn a_link_that_is_gone_is_not_tried_again() {
     let agent = Running::start();
     agent.plane.refuse(&["veth0"]);
     agent.links.send(link("veth0")).await.unwrap();
-    agent.links.send(LinkEvent::Gone { index: 7 }).await.unwrap();
+    agent
+        .links
+        .send(Notice::Link(LinkEvent::Gone { index: 7 }))
+        .await
+        .unwrap();
     assert_eq!(agent.calls(2).await, ["link veth0", "gone 7"]);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(agent.plane.calls(), [""; 0]);
@@ -271,10 +275,25 @@ async fn a_link_that_is_gone_is_not_tried_again() {
 #[tokio::test]
 async fn the_watcher_of_links_is_told_the_nodes_addresses() {
     let mut agent = Running::start();
+    agent.send(vec![list(Vec::new())]).await;
+    time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(
+        *agent.node_addresses.borrow(),
+        None,
+        "the Node has not been heard of yet"
+    );
     agent.send_lists(Vec::new()).await;
     agent.node_addresses.changed().await.unwrap();
     let addresses = agent.node_addresses.borrow_and_update().clone();
-    assert_eq!(addresses, BTreeSet::from([IpAddr::from([192, 168, 0, 1])]));
+    assert_eq!(addresses, Some(BTreeSet::from([IpAddr::from([192, 168, 0, 1])])));
+}
+
+#[tokio::test]
+async fn a_node_without_an_object_is_known_to_have_no_address() {
+    let mut agent = Running::start();
+    agent.send(vec![list(Vec::new()), no_slices(), Event::Node(None)]).await;
+    agent.node_addresses.changed().await.unwrap();
+    assert_eq!(*agent.node_addresses.borrow(), Some(BTreeSet::new()));
 }
 
 #[tokio::test]

@@ -80,7 +80,7 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let plane = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
     tracing::info!(node = config.node_name, source, "started");
 
-    let (node_addresses, known_addresses) = watch::channel(BTreeSet::new());
+    let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
     let (link_events, _links) = links::watch(rules, known_addresses);
     tokio::spawn(check_sysctls(served_families, config.set_sysctls));

@@ -53,6 +53,15 @@ pub struct Link {
     pub is_ip_only: bool,
 }
 
+/// What the watcher says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// Something happened to a link.
+    Link(LinkEvent),
+    /// Each link that was there when the agent came has been told of. Said once.
+    AllTold,
+}
+
 /// What happened to a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkEvent {

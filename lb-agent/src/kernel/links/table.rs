@@ -33,14 +33,19 @@ pub(super) struct Snapshot {
 }
 
 impl LinkTable {
-    /// Nothing known yet.
-    pub(super) fn new(rules: LinkRules, node_addresses: BTreeSet<IpAddr>) -> Self {
+    /// No link known yet, and the addresses of the Node as far as they are.
+    pub(super) fn new(rules: LinkRules, node_addresses: Option<BTreeSet<IpAddr>>) -> Self {
         Self {
             rules,
-            knows_node: !node_addresses.is_empty(),
-            node_addresses,
+            knows_node: node_addresses.is_some(),
+            node_addresses: node_addresses.unwrap_or_default(),
             ..Self::default()
         }
+    }
+
+    /// Whether no link waits for the addresses of the Node.
+    pub(super) const fn knows_node(&self) -> bool {
+        self.knows_node
     }
 
     /// Waits no more for the addresses of the Node.
@@ -111,7 +116,7 @@ impl LinkTable {
 
     /// The Node has these addresses.
     pub(super) fn set_node_addresses(&mut self, addresses: BTreeSet<IpAddr>) -> Vec<LinkEvent> {
-        self.knows_node |= !addresses.is_empty();
+        self.knows_node = true;
         self.node_addresses = addresses;
         self.tell_all()
     }
@@ -237,7 +242,7 @@ mod tests {
     }
 
     fn table() -> LinkTable {
-        LinkTable::new(LinkRules::default(), BTreeSet::from([node_address()]))
+        LinkTable::new(LinkRules::default(), Some(BTreeSet::from([node_address()])))
     }
 
     fn node_address() -> IpAddr {
@@ -313,12 +318,12 @@ mod tests {
             ],
             default_routes: BTreeSet::new(),
         };
-        let mut table = LinkTable::new(LinkRules::default(), BTreeSet::new());
+        let mut table = LinkTable::new(LinkRules::default(), None);
         assert_eq!(table.reset(snapshot()), [is(6, Role::Pod)]);
         let events = table.set_node_addresses(BTreeSet::from([node_address()]));
         assert_eq!(events, [is(5, Role::Uplink), is(7, Role::Pod)]);
 
-        let mut table = LinkTable::new(LinkRules::default(), BTreeSet::new());
+        let mut table = LinkTable::new(LinkRules::default(), None);
         table.reset(snapshot());
         assert_eq!(table.give_up_on_node(), [is(5, Role::Pod), is(7, Role::Pod)]);
         // Known once, they stay known.
@@ -354,7 +359,7 @@ mod tests {
     #[test]
     fn a_rule_comes_first() {
         let rules = LinkRules::parse(&["veth5=ignore", "veth6=tunnel"]).unwrap();
-        let mut table = LinkTable::new(rules, BTreeSet::new());
+        let mut table = LinkTable::new(rules, None);
         assert_eq!(table.set_link(veth(5, 2, true)), Some(LinkEvent::Gone { index: 5 }));
         assert_eq!(table.set_link(veth(6, 2, true)), Some(is(6, Role::Tunnel)));
     }

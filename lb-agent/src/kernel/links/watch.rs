@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    Facts, LinkEvent, LinkRules,
+    Facts, LinkEvent, LinkRules, Notice,
     messages::{address, is_default_route, link_facts, links_of_route},
     table::{LinkTable, Snapshot},
 };
@@ -62,11 +62,12 @@ const GROUPS: [MulticastGroup; 5] = [
 /// Follows the links. The first events are of the links that are there: [`LinkEvent::Is`] for those
 /// that take part, [`LinkEvent::Gone`] for each that does not, since an earlier agent may have held
 /// it for one that does. What only the Node's addresses can tell, an uplink that is a veth, waits a few
-/// seconds for them. Ends when the receiver is dropped.
+/// seconds for them: `None` is that they are not known yet. Then comes [`Notice::AllTold`]. Ends when
+/// the receiver is dropped.
 pub fn watch(
     rules: LinkRules,
-    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
-) -> (mpsc::Receiver<LinkEvent>, JoinHandle<()>) {
+    node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+) -> (mpsc::Receiver<Notice>, JoinHandle<()>) {
     let (events, receiver) = mpsc::channel(EVENTS);
     let table = LinkTable::new(rules, node_addresses.borrow().clone());
     let task = tokio::spawn(async move {
@@ -77,6 +78,7 @@ pub fn watch(
             routes_due: None,
             links_due: BTreeSet::new(),
             node_due: Some(Instant::now() + NODE),
+            has_told_all: false,
         };
         loop {
             match watcher.run().await {
@@ -110,14 +112,16 @@ type Notifications = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, Soc
 
 struct Watcher {
     table: LinkTable,
-    node_addresses: watch::Receiver<BTreeSet<IpAddr>>,
-    events: mpsc::Sender<LinkEvent>,
+    node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+    events: mpsc::Sender<Notice>,
     /// When to ask for default routes.
     routes_due: Option<Instant>,
     /// When to ask for which link.
     links_due: BTreeSet<(Instant, u32)>,
     /// When to wait no more for the Node's addresses.
     node_due: Option<Instant>,
+    /// [`Notice::AllTold`] has been said.
+    has_told_all: bool,
 }
 
 /// The two sockets, each with the task that serves it.
@@ -197,6 +201,10 @@ impl Watcher {
         self.start_over(&connection).await?;
         let mut has_node_addresses = true;
         loop {
+            if self.table.knows_node() && !self.has_told_all {
+                self.has_told_all = true;
+                self.say(Notice::AllTold).await?;
+            }
             let next_link = self.links_due.first().map(|(due, _)| *due);
             let due = self.routes_due.into_iter().chain(next_link).chain(self.node_due).min();
             tokio::select! {
@@ -222,8 +230,10 @@ impl Watcher {
                 changed = self.node_addresses.changed(), if has_node_addresses => {
                     has_node_addresses = changed.is_ok();
                     let addresses = self.node_addresses.borrow_and_update().clone();
-                    let events = self.table.set_node_addresses(addresses);
-                    self.tell(events).await?;
+                    if let Some(addresses) = addresses {
+                        let events = self.table.set_node_addresses(addresses);
+                        self.tell(events).await?;
+                    }
                 }
                 () = self.events.closed() => return Ok(()),
             }
@@ -331,8 +341,12 @@ impl Watcher {
     async fn tell(&self, events: impl IntoIterator<Item = LinkEvent>) -> Result<(), Stop> {
         for event in events {
             debug!(?event, "link");
-            self.events.send(event).await.map_err(|_| Stop::Closed)?;
+            self.say(Notice::Link(event)).await?;
         }
         Ok(())
+    }
+
+    async fn say(&self, notice: Notice) -> Result<(), Stop> {
+        self.events.send(notice).await.map_err(|_| Stop::Closed)
     }
 }
