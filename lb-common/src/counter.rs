@@ -23,11 +23,13 @@ pub enum Counter {
     PassedTcpWithoutFlow = 7,
     /// Dropped: an ICMP answer could not be made.
     DroppedRejectFailed = 8,
+    /// Dropped: every backend that was drawn had gone a moment ago.
+    DroppedNoBackend = 9,
 }
 
 impl Counter {
     /// How many rows the map has.
-    pub const COUNT: u32 = 9;
+    pub const COUNT: u32 = 10;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -40,6 +42,7 @@ impl Counter {
         Self::DroppedRewrite,
         Self::PassedTcpWithoutFlow,
         Self::DroppedRejectFailed,
+        Self::DroppedNoBackend,
     ];
 
     /// The name that logs and metrics use.
@@ -54,6 +57,7 @@ impl Counter {
             Self::DroppedRewrite => "dropped_rewrite",
             Self::PassedTcpWithoutFlow => "passed_tcp_without_flow",
             Self::DroppedRejectFailed => "dropped_reject_failed",
+            Self::DroppedNoBackend => "dropped_no_backend",
         }
     }
 }

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
 };
 use lb_common::{
-    FlowKey, FlowValue, Port, Range, ServiceValue,
+    FlowKey, FlowValue, Port, ServiceValue,
     backend::{FREE, LOCAL, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
@@ -27,6 +27,8 @@ const ATTEMPTS: u32 = 8;
 
 /// Why a flow could not begin.
 pub(crate) enum Failure {
+    /// The backends of the service have just changed, more than once.
+    NoBackend,
     /// Every pair of backend and port that was tried belongs to a living flow.
     Collision,
     /// The map took no new row.
@@ -114,16 +116,15 @@ pub(crate) fn close(key: &FlowKey) {
 /// Begins a flow: draws a backend, writes both rows, gives the forward one. Reverse first, so that
 /// an answer never comes before the row that translates it.
 #[inline(always)]
-pub(crate) fn begin(
-    packet: &Packet,
-    service: &ServiceValue,
-    range: Range,
-    client: Client,
-    now: u64,
-) -> Result<FlowValue, Failure> {
+pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now: u64) -> Result<FlowValue, Failure> {
+    let mut service = *service;
     let mut row = None;
+    let mut failure = Failure::NoBackend;
     for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(range, random()) else {
+        let Some(chosen) = service::choose(client.range(&service), random()) else {
+            // Changed since it was read.
+            service = service::find(&packet.destination, packet.destination_port, packet.protocol)
+                .ok_or(Failure::NoBackend)?;
             continue;
         };
         let client_port = if attempt < SLOT_ATTEMPTS {
@@ -131,16 +132,53 @@ pub(crate) fn begin(
         } else {
             other_port()
         };
-        let candidate = forward_row(packet, service, &chosen, client, client_port, now);
+        let candidate = forward_row(packet, &service, &chosen, client, client_port, now);
         if claim(packet, &candidate) {
             row = Some(candidate);
             break;
         }
+        failure = Failure::Collision;
     }
-    let row = row.ok_or(Failure::Collision)?;
-    match FLOWS.insert(packet.flow_key(FORWARD), row, BPF_ANY.into()) {
+    let Some(row) = row else {
+        return Err(failure);
+    };
+    match FLOWS.insert(&packet.flow_key(FORWARD), &row, BPF_ANY.into()) {
         Ok(()) => Ok(row),
         Err(_) => Err(Failure::Table),
+    }
+}
+
+/// A connection opens that is not to a service. What is left of an earlier one between the same
+/// ends, through a frontend to this very backend, or to a frontend that was here, must not touch it.
+#[inline(always)]
+pub(crate) fn forget(packet: &Packet, now: u64) {
+    let forward = packet.flow_key(FORWARD);
+    if FLOWS.get_ptr(&forward).is_some() {
+        let _ = FLOWS.remove(&forward);
+    }
+    let reverse = FlowKey {
+        source: packet.destination,
+        destination: packet.source,
+        source_port: packet.destination_port,
+        destination_port: packet.source_port,
+        protocol: packet.protocol,
+        direction: REVERSE,
+        pad: 0,
+    };
+    // A fresh row is that of this very connection, translated on a link that it has passed already.
+    // SAFETY: two fields are read, right here.
+    if unsafe { FLOWS.get(&reverse) }.is_some_and(|row| row.flags & CLOSING != 0 || expired(row, now)) {
+        let _ = FLOWS.remove(&reverse);
+    }
+}
+
+/// Whether a reverse row still stands for a flow. An answer to a datagram may come late, but not
+/// after both directions have been silent for too long: the ports may be another flow's by then.
+#[inline(always)]
+pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
+    packet.protocol == TCP || !expired(row, now) || {
+        // SAFETY: one field is read, right here.
+        unsafe { FLOWS.get(&asks(packet, row)) }.is_some_and(|forward| !expired(forward, now))
     }
 }
 

@@ -73,6 +73,9 @@ fn known(packet: &Packet, now: u64) -> Option<FlowValue> {
 #[inline(always)]
 fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> Result<FlowValue, i32> {
     let Some(service) = service::find(&packet.destination, packet.destination_port, packet.protocol) else {
+        if packet.opens_tcp() {
+            flow::forget(packet, now);
+        }
         return Err(PASS);
     };
     if packet.protocol == TCP && !packet.opens_tcp() {
@@ -91,7 +94,7 @@ fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> 
             }
         });
     }
-    match flow::begin(packet, &service, range, client, now) {
+    match flow::begin(packet, &service, client, now) {
         Ok(row) => {
             count(Counter::FlowNew);
             trace::flow_began(skb, packet, &row);
@@ -99,6 +102,7 @@ fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> 
         }
         Err(failure) => {
             count(match failure {
+                Failure::NoBackend => Counter::DroppedNoBackend,
                 Failure::Collision => Counter::DroppedFlowCollision,
                 Failure::Table => Counter::DroppedFlowTable,
             });

@@ -40,7 +40,11 @@ fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
-    row.last_seen = flow::now();
+    let now = flow::now();
+    if !flow::stands(row, &packet, now) {
+        return PASS;
+    }
+    row.last_seen = now;
     if packet.closes_tcp() {
         row.flags |= CLOSING;
         flow::close(&flow::asks(&packet, row));

@@ -53,10 +53,13 @@ pub(crate) struct Chosen {
     pub(crate) backend: BackendValue,
 }
 
-/// The backend of slot `base + (draw * count >> 32)`. `None` where the slot was given up since the
-/// service was read: draw again.
+/// The backend of slot `base + (draw * count >> 32)`. `None` where it has gone since the service was
+/// read: find the service again.
 #[inline(always)]
 pub(crate) fn choose(range: Range, draw: u32) -> Option<Chosen> {
+    if range.count == 0 {
+        return None;
+    }
     let slot = range.base + ((u64::from(draw) * u64::from(range.count)) >> 32) as u32;
     let number = *SLOTS.get(slot)?;
     let backend = *BACKENDS.get(number)?;

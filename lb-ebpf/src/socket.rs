@@ -24,8 +24,8 @@ const ALLOW: i32 = 1;
 /// The call fails, with what `bpf_set_retval` was given, else EPERM.
 const DENY: i32 = 0;
 const ECONNREFUSED: i32 = 111;
-/// A slot may be given up between two reads; more than once in a row it is not.
-const ATTEMPTS: u32 = 4;
+/// A service may change between two reads; more than once in a row it does not.
+const ATTEMPTS: u32 = 3;
 
 /// What a process dialled.
 struct Dialled {
@@ -101,12 +101,17 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
     let Some(service) = service::find(&dialled.address, dialled.port, dialled.protocol) else {
         return ALLOW;
     };
-    let range = Client::Near.range(&service);
-    if range.count == 0 {
-        return refuse(range);
-    }
-    for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(range, draw.wrapping_add(attempt << 29)) else {
+    let mut range = Client::Near.range(&service);
+    for _ in 0..ATTEMPTS {
+        if range.count == 0 {
+            break;
+        }
+        let Some(chosen) = service::choose(range, draw) else {
+            // Changed since it was read.
+            let Some(service) = service::find(&dialled.address, dialled.port, dialled.protocol) else {
+                return ALLOW;
+            };
+            range = Client::Near.range(&service);
             continue;
         };
         let backend = &chosen.backend;

@@ -182,6 +182,14 @@ impl Datapath {
             .unwrap();
     }
 
+    /// Deletes a frontend.
+    pub(crate) fn no_service(&mut self, transport: Transport, frontend: SocketAddr) {
+        let key = ServiceKey::new(frontend.ip().into(), Port::new(frontend.port()), transport.number());
+        self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
+            .remove(&key)
+            .unwrap();
+    }
+
     /// A frontend with the given backends on other nodes, numbered from 1.
     pub(crate) fn simple(&mut self, transport: Transport, frontend: SocketAddr, backends: &[SocketAddr]) {
         let numbers: Vec<u32> = (1..)

@@ -164,7 +164,7 @@ fn a_backend_that_went_while_the_slot_was_read_is_drawn_around_or_the_packet_dro
     datapath.set_backend(1, gone);
     let sent = frame(Transport::Tcp, client(Family::V4), frontend(Family::V4), SYN);
     assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, DROP);
-    assert_eq!(datapath.counter(Counter::DroppedFlowCollision), 1);
+    assert_eq!(datapath.counter(Counter::DroppedNoBackend), 1);
 }
 
 #[test]
@@ -183,4 +183,90 @@ fn a_flow_has_a_forward_and_a_reverse_row_with_one_backend() {
         assert_eq!(there.address, backend(family, 1).ip().into());
         assert_eq!(back.address, frontend(family).ip().into());
     });
+}
+
+/// A connection through the service, opened and closed by both sides.
+fn connect_and_close(datapath: &Datapath, family: Family) {
+    let (client, frontend, backend) = (client(family), frontend(family), backend(family, 1));
+    for (hook, source, destination, flags) in [
+        (Hook::PodIngress, client, frontend, SYN),
+        (Hook::Egress, backend, client, SYN | ACK),
+        (Hook::PodIngress, client, frontend, FIN | ACK),
+        (Hook::Egress, backend, client, FIN | ACK),
+    ] {
+        datapath.run(hook, &frame(Transport::Tcp, source, destination, flags));
+    }
+}
+
+fn untouched(datapath: &Datapath, hook: Hook, sent: &[u8], what: &str) {
+    let out = datapath.run(hook, sent);
+    assert!(out.frame == sent, "{what} was changed: {:?}", read(&out.frame));
+}
+
+#[test]
+fn what_is_left_of_a_connection_does_not_touch_a_direct_one_between_the_same_ends() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Tcp, frontend(family), &[backend(family, 1)]);
+        connect_and_close(&datapath, family);
+        let (client, backend) = (client(family), backend(family, 1));
+        for (hook, source, destination, flags, what) in [
+            (Hook::PodIngress, client, backend, SYN, "SYN"),
+            (Hook::Egress, backend, client, SYN | ACK, "SYN-ACK"),
+            (Hook::PodIngress, client, backend, ACK, "ACK"),
+            (Hook::Egress, backend, client, ACK, "answer"),
+        ] {
+            untouched(
+                &datapath,
+                hook,
+                &frame(Transport::Tcp, source, destination, flags),
+                what,
+            );
+        }
+    }
+}
+
+#[test]
+fn a_translated_syn_that_passes_a_second_link_of_the_node_keeps_its_rows() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Tcp, frontend(family), &[backend(family, 1)]);
+        connect_and_close(&datapath, family);
+        let sent = frame(Transport::Tcp, client(family), frontend(family), SYN);
+        let translated = datapath.run(Hook::PodIngress, &sent).frame;
+        untouched(&datapath, Hook::OutsideIngress, &translated, "the translated SYN");
+        let answer = frame(Transport::Tcp, backend(family, 1), client(family), SYN | ACK);
+        assert_eq!(
+            read(&datapath.run(Hook::Egress, &answer).frame).from(),
+            frontend(family)
+        );
+    }
+}
+
+#[test]
+fn what_is_left_of_a_service_does_not_touch_what_listens_there_now() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Tcp, frontend(family), &[backend(family, 1)]);
+        destination(&datapath, family, Transport::Tcp, SYN);
+        datapath.no_service(Transport::Tcp, frontend(family));
+        let mut gone = datapath.get_backend(1);
+        gone.state = FREE;
+        datapath.set_backend(1, gone);
+        for (flags, what) in [(SYN, "SYN"), (ACK, "ACK")] {
+            let sent = frame(Transport::Tcp, client(family), frontend(family), flags);
+            untouched(&datapath, Hook::PodIngress, &sent, what);
+        }
+    }
+}
+
+#[test]
+fn datagrams_between_the_ends_of_a_flow_that_was_silent_for_too_long_are_their_own() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::with_udp_timeout(0);
+        datapath.simple(Transport::Udp, frontend(family), &[backend(family, 1)]);
+        destination(&datapath, family, Transport::Udp, 0);
+        let answer = frame(Transport::Udp, backend(family, 1), client(family), 0);
+        untouched(&datapath, Hook::Egress, &answer, "the datagram");
+    }
 }

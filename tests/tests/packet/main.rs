@@ -1,5 +1,6 @@
 //! Packet in, verdict and packet out: the loaded programs, run by the kernel on bytes that a test
 //! wrote (BPF_PROG_TEST_RUN). No network, no clock to wait for.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod abi;
 mod bystander;
