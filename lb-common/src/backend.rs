@@ -1,8 +1,9 @@
 //! Maps `slots` and `backends`: from a drawn number to an address.
 //!
 //! A slot holds the number of a backend and nothing else, and a flow remembers that number. So an
-//! endpoint that goes away is one write to one row of `backends`, and every flow to it finds out
-//! at its next packet; nobody walks the flow table.
+//! endpoint that goes away is one write to one row of `backends`, and what may choose anew, the next
+//! datagram or the next connection from the same port, finds out by itself; nobody walks the flow
+//! table. An established TCP connection does not ask: it has nowhere else to go.
 
 use crate::{
     layout::map_type,
@@ -36,7 +37,7 @@ map_type!(BackendValue: 28 {
 pub const FREE: u8 = 0;
 /// New flows may go there.
 pub const SERVING: u8 = 1;
-/// Not chosen any more, but TCP flows that are there may finish.
+/// Not chosen any more, but still an endpoint: its TCP connections may finish.
 pub const DRAINING: u8 = 2;
 
 /// On this node, a pod or the host itself: a client keeps its address on the way there.

@@ -7,6 +7,7 @@
 //! * [`cgroup`], [`bpffs`], [`process`]: what else a node's processes live in, and how they are started there.
 //! * [`owner`], [`interrupt`]: nothing is left behind, however a program ends.
 //! * [`network`]: the topology. Two nodes, pods on bridges and on links of their own, a tunnel, a client outside.
+//! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
 //! * [`packet`], [`capture`]: single packets, made, caught and verified.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
@@ -58,4 +59,5 @@ mod runtime;
 pub mod server;
 pub mod source;
 pub mod stage;
+pub mod tun;
 pub mod usage;

@@ -4,6 +4,8 @@
 //! that cargo built) and nothing else; what is missing makes them fail and say so.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
+mod bad_input;
+mod bare;
 mod changes;
 mod cleanup;
 mod endpoints;
