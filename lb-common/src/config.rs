@@ -6,6 +6,9 @@ pub const NETNS_COOKIE: &str = "NETNS_COOKIE";
 pub const MASQUERADE_MARK: &str = "MASQUERADE_MARK";
 /// `u64`: nanoseconds after which a silent UDP flow is over.
 pub const UDP_TIMEOUT: &str = "UDP_TIMEOUT";
+/// `u32`, 0 or 1: the kernel has `bpf_set_retval` (5.18), so a refused call can fail with ECONNREFUSED.
+/// Without it, it fails with EPERM.
+pub const HAS_SET_RETVAL: &str = "HAS_SET_RETVAL";
 
 /// kube-proxy's bit (`masqueradeBit: 14`).
 pub const DEFAULT_MASQUERADE_MARK: u32 = 0x4000;

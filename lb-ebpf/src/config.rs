@@ -10,6 +10,8 @@ static NETNS_COOKIE: Global<u64> = Global::new(0);
 static MASQUERADE_MARK: Global<u32> = Global::new(DEFAULT_MASQUERADE_MARK);
 #[unsafe(no_mangle)]
 static UDP_TIMEOUT: Global<u64> = Global::new(DEFAULT_UDP_TIMEOUT);
+#[unsafe(no_mangle)]
+static HAS_SET_RETVAL: Global<u32> = Global::new(1);
 
 /// Cookie of the node's own network namespace.
 #[inline(always)]
@@ -27,4 +29,10 @@ pub(crate) fn masquerade_mark() -> u32 {
 #[inline(always)]
 pub(crate) fn udp_timeout() -> u64 {
     UDP_TIMEOUT.load()
+}
+
+/// Whether the kernel has `bpf_set_retval`. Where it has not, the verifier never looks at the call.
+#[inline(always)]
+pub(crate) fn has_set_retval() -> bool {
+    HAS_SET_RETVAL.load() != 0
 }

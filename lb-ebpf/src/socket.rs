@@ -138,8 +138,10 @@ fn refuse(range: Range) -> i32 {
         return DENY;
     }
     count(Counter::Rejected);
-    // SAFETY: no pointer involved.
-    unsafe { bpf_set_retval(-ECONNREFUSED) };
+    if config::has_set_retval() {
+        // SAFETY: no pointer involved.
+        unsafe { bpf_set_retval(-ECONNREFUSED) };
+    }
     DENY
 }
 

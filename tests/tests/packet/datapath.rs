@@ -29,6 +29,16 @@ pub(crate) enum Hook {
     Egress,
 }
 
+impl Hook {
+    fn program(self) -> &'static str {
+        match self {
+            Self::PodIngress => "from_pod",
+            Self::OutsideIngress => "from_outside",
+            Self::Egress => "to_link",
+        }
+    }
+}
+
 /// A loaded data path, empty at first.
 pub(crate) struct Datapath {
     ebpf: Ebpf,
@@ -63,10 +73,9 @@ impl Datapath {
         }
         loader.override_global(UDP_TIMEOUT, &nanoseconds, true);
         let mut ebpf = loader.load(&object).expect("load the maps: this needs root");
-        for (name, program) in ebpf.programs_mut() {
-            if let Ok(program) = <&mut SchedClassifier>::try_from(program) {
-                program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
-            }
+        for name in [Hook::PodIngress, Hook::OutsideIngress, Hook::Egress].map(Hook::program) {
+            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
         }
         Self {
             ebpf,
@@ -77,11 +86,7 @@ impl Datapath {
 
     /// Runs a program on a frame that carries `mark`.
     pub(crate) fn run_marked(&self, hook: Hook, frame: &[u8], mark: u32) -> Outcome {
-        let name = match hook {
-            Hook::PodIngress => "from_pod",
-            Hook::OutsideIngress => "from_outside",
-            Hook::Egress => "to_link",
-        };
+        let name = hook.program();
         let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
         let mut context = [0; CONTEXT];
         context[MARK].copy_from_slice(&mark.to_ne_bytes());
