@@ -75,8 +75,10 @@ pub struct Settings {
     pub max_sockets: Option<NonZeroU32>,
 
     /// What the links are whose whole names match: `REGEX=pod`, `=uplink`, `=tunnel` or `=ignore`.
-    /// May be given several times; the first that matches counts [default: by the kind of link]
-    #[arg(long, value_name = "RULE")]
+    /// May be given several times, in the variable one a line; the first that matches counts
+    /// [default: by the kind of link]
+    // The name of a link holds no white space, so that no rule has a use for a line break.
+    #[arg(long, value_name = "RULE", env = "LB_AGENT_LINK", value_delimiter = '\n')]
     pub link: Vec<String>,
 
     /// Set the sysctls that are not as they must be, instead of only naming them [default: false]
@@ -106,8 +108,8 @@ pub enum SocketLb {
     /// Those of the host's network namespace.
     #[default]
     Host,
-    /// Nobody's: a process of the host reaches services only where its packets pass a link that
-    /// is served.
+    /// Nobody's: processes of the host reach no service by this agent. Packets are translated
+    /// where they come in by a link, which those of the host itself do not.
     Off,
 }
 
@@ -219,12 +221,21 @@ impl Settings {
             max_backends: self.max_backends.or(others.max_backends),
             max_flows: self.max_flows.or(others.max_flows),
             max_sockets: self.max_sockets.or(others.max_sockets),
-            link: if self.link.is_empty() { others.link } else { self.link },
+            link: if self.link.iter().all(|rule| is_blank(rule)) {
+                others.link
+            } else {
+                self.link
+            },
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
             log_level: self.log_level.or(others.log_level),
             log_format: self.log_format.or(others.log_format),
         }
     }
+}
+
+/// What is left of a variable that is empty, or of one that ends with a line break, is no rule.
+fn is_blank(rule: &str) -> bool {
+    rule.trim().is_empty()
 }
 
 /// Where objects come from.
@@ -313,7 +324,7 @@ impl Config {
                 flows: size(settings.max_flows, sizes.flows),
                 sockets: size(settings.max_sockets, sizes.sockets),
             },
-            link_rules: settings.link,
+            link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
             set_sysctls: settings.set_sysctls.unwrap_or(false),
             log_level: settings.log_level.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
@@ -375,12 +386,26 @@ mod tests {
             // A field that is not known is another error than one that is null.
             let error = Settings::parse(&format!("{field}: {{}}")).unwrap_err().to_string();
             assert!(!error.contains("unknown field"), "{flag}: {error}");
-            if let Some(variable) = argument.get_env() {
-                let expected = format!("LB_AGENT_{}", flag.replace('-', "_").to_uppercase());
-                assert_eq!(variable.to_str(), Some(expected.as_str()));
-            }
+            let variable = argument.get_env().and_then(|variable| variable.to_str());
+            let expected = format!("LB_AGENT_{}", flag.replace('-', "_").to_uppercase());
+            assert_eq!(variable, Some(expected.as_str()));
         }
         Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn rules_for_links_are_one_a_line_and_empty_lines_are_none() {
+        let rules = |lines: &[&str], file: &str| {
+            let lines: Vec<_> = lines.iter().flat_map(|lines| ["--link", lines]).collect();
+            let settings = flags(&lines).unwrap().or(Settings::parse(file).unwrap());
+            Config::new(settings).unwrap().link_rules
+        };
+        let expected = ["eth{1,2}=uplink", "tap.*=pod"];
+        assert_eq!(rules(&["eth{1,2}=uplink\n\ntap.*=pod\n"], ""), expected);
+        assert_eq!(rules(&["eth{1,2}=uplink", "tap.*=pod"], ""), expected);
+        assert_eq!(rules(&["eth0=ignore"], "link: ['eth.*=uplink']"), ["eth0=ignore"]);
+        assert_eq!(rules(&[""], "link: ['eth.*=uplink']"), ["eth.*=uplink"]);
+        assert_eq!(rules(&["\n"], ""), [""; 0]);
     }
 
     #[test]

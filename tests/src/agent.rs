@@ -1,6 +1,6 @@
 //! The real agent, on a node of the network.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -29,6 +29,8 @@ pub enum Maps {
     /// Big enough for a test. Maps of the default size would be most of its memory.
     #[default]
     Small,
+    /// Small too, but of other sizes: what a restart with them finds does not fit.
+    Resized,
     /// As the agent makes them when nobody says anything.
     Default,
 }
@@ -42,6 +44,8 @@ pub struct Options {
     pub args: Vec<OsString>,
     /// Variables of its environment.
     pub env: Vec<(OsString, OsString)>,
+    /// A program that starts it, and the arguments before its own.
+    pub launcher: Vec<OsString>,
 }
 
 /// A running agent. Dropping it ends it as a service manager would; what it has programmed stays, until the node goes.
@@ -68,13 +72,22 @@ impl Agent {
 
     /// Starts it without waiting.
     pub fn spawn(node: &Node, source: &Source, options: &Options) -> Result<Self> {
+        Self::spawn_reading(node, source.agent_args(), options)
+    }
+
+    /// The same with the objects of whatever these arguments say.
+    pub fn spawn_reading(
+        node: &Node,
+        source: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        options: &Options,
+    ) -> Result<Self> {
         let log = Log { folder: Folder::new()? };
         let file = File::create(log.path()).context("making the agent's log")?;
-        let mut command = on_node(node, "run")?;
+        let mut command = launched(on_node(node, "run")?, &options.launcher);
         command
             .arg("--cgroup")
             .arg(node.cgroup().path())
-            .args(source.agent_args())
+            .args(source)
             .args(["--node-name", node.name()])
             .args(sizes(options.maps))
             .args(&options.args)
@@ -219,8 +232,25 @@ fn sizes(maps: Maps) -> &'static [&'static str] {
             "--max-flows=16384",
             "--max-sockets=4096",
         ],
+        Maps::Resized => &[
+            "--max-services=8192",
+            "--max-slots=16384",
+            "--max-backends=4096",
+            "--max-flows=16384",
+            "--max-sockets=4096",
+        ],
         Maps::Default => &[],
     }
+}
+
+/// The same command, started by a launcher if there is one.
+fn launched(command: Command, launcher: &[OsString]) -> Command {
+    let [program, args @ ..] = launcher else {
+        return command;
+    };
+    let mut launched = Command::new(program);
+    launched.args(args).arg(command.get_program()).args(command.get_args());
+    launched
 }
 
 /// The command `lb-agent VERB` with what every verb needs to know of the node.

@@ -1,20 +1,29 @@
 //! Looks at the kernel's settings that the data path depends on, and says what to do.
 //!
 //! * Forwarding has to be on: packets of outside clients go on to pods.
+//! * A host that forwards no longer listens to router advertisements where `accept_ra` is 1, and
+//!   forgets the default routes that it has from them. Where it lives on one, `accept_ra` has to be 2
+//!   before forwarding is turned on.
 //! * Loose or strict reverse path filtering (`rp_filter`) drops replies or requests on nodes whose
 //!   routes are not symmetric. The data path itself never makes a packet with a source that its link
 //!   does not lead to, so strict filtering is fine as long as routing is; it is pointed out only.
 //! * Bridge settings (`bridge-nf-call-*`) do not matter: translation happens on the pod's own link.
 
 use std::{
+    collections::BTreeSet,
     fmt, fs, io,
     path::{Path, PathBuf},
 };
 
 use crate::desired::Family;
 
-/// Where this network namespace has its settings.
-const SYSCTLS: &str = "/proc/sys/net";
+const PROC: &str = "/proc";
+/// Where this network namespace has its settings, below [`PROC`].
+const SYSCTLS: &str = "sys/net";
+/// Where it has its IPv6 routes.
+const IPV6_ROUTES: &str = "net/ipv6_route";
+
+const IPV6_FORWARDING: &str = "net.ipv6.conf.all.forwarding";
 
 /// How much a setting matters.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -52,15 +61,17 @@ impl fmt::Display for Finding {
 
 /// Looks at the settings for the families that are served.
 pub fn check(families: &[Family]) -> io::Result<Vec<Finding>> {
-    check_under(Path::new(SYSCTLS), families)
+    check_under(Path::new(PROC), families)
 }
 
-/// Sets what has a wanted value. Returns what was set, and what could not be, with the reason.
+/// Sets what has a wanted value, in the order of the findings. Returns what was set, and what could
+/// not be, with the reason.
 pub fn set(findings: &[Finding]) -> (Vec<&Finding>, Vec<(&Finding, io::Error)>) {
-    set_under(Path::new(SYSCTLS), findings)
+    set_under(Path::new(PROC), findings)
 }
 
-fn check_under(root: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
+fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
+    let root = &proc.join(SYSCTLS);
     let mut findings = Vec::new();
     for family in families {
         let (path, name, reason) = match family {
@@ -71,7 +82,7 @@ fn check_under(root: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
             ),
             Family::V6 => (
                 "ipv6/conf/all/forwarding",
-                "net.ipv6.conf.all.forwarding",
+                IPV6_FORWARDING,
                 "IPv6 packets of outside clients, and between pods, are not forwarded",
             ),
         };
@@ -80,6 +91,9 @@ fn check_under(root: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
             continue;
         };
         if value == "0" {
+            if *family == Family::V6 {
+                findings.extend(router_advertisements(proc)?);
+            }
             findings.push(Finding {
                 name: name.to_owned(),
                 value,
@@ -108,13 +122,57 @@ fn check_under(root: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-fn set_under<'a>(root: &Path, findings: &'a [Finding]) -> (Vec<&'a Finding>, Vec<(&'a Finding, io::Error)>) {
+/// The links that would lose the default route they have from a router's advertisements if
+/// forwarding were turned on.
+fn router_advertisements(proc: &Path) -> io::Result<Vec<Finding>> {
+    let routes = read(&proc.join(IPV6_ROUTES))?.unwrap_or_default();
+    let mut findings = Vec::new();
+    for link in links_with_advertised_route(&routes) {
+        let name = format!("net.ipv6.conf.{}.accept_ra", swap_separators(link));
+        // Gone in the meantime, or told to listen in any case.
+        let Some(value) = read(&path(proc, &name))?.filter(|value| value == "1") else {
+            continue;
+        };
+        findings.push(Finding {
+            name,
+            value,
+            wanted: Some("2"),
+            severity: Severity::Problem,
+            reason: "the default route by this link is from a router's advertisements, and is lost as soon \
+                     as IPv6 packets are forwarded (net.ipv6.conf.all.forwarding)",
+        });
+    }
+    Ok(findings)
+}
+
+/// The links by which there is a default route that the kernel made of a router's advertisement.
+/// (Where a daemon listens to routers, the routes are of another kind, and `accept_ra` is 0.)
+fn links_with_advertised_route(routes: &str) -> BTreeSet<&str> {
+    // From linux/ipv6_route.h.
+    const RTF_DEFAULT: u32 = 0x0001_0000;
+    const RTF_ADDRCONF: u32 = 0x0004_0000;
+    const BOTH: u32 = RTF_DEFAULT | RTF_ADDRCONF;
+    let advertised = routes.lines().filter_map(|route| {
+        let mut fields = route.split_ascii_whitespace().skip(8);
+        let flags = u32::from_str_radix(fields.next()?, 16).ok()?;
+        fields.next().filter(|_| flags & BOTH == BOTH)
+    });
+    advertised.collect()
+}
+
+fn set_under<'a>(proc: &Path, findings: &'a [Finding]) -> (Vec<&'a Finding>, Vec<(&'a Finding, io::Error)>) {
     let (mut set, mut failed) = (Vec::new(), Vec::new());
     for finding in findings {
         let Some(wanted) = finding.wanted else {
             continue;
         };
-        match fs::write(path(root, &finding.name), wanted) {
+        let cuts_off = |failed: &(&Finding, io::Error)| failed.0.name.ends_with(".accept_ra");
+        let result = if finding.name == IPV6_FORWARDING && failed.iter().any(cuts_off) {
+            Err(io::Error::other("the node would lose its default route, see accept_ra"))
+        } else {
+            fs::write(path(proc, &finding.name), wanted)
+        };
+        match result {
             Ok(()) => set.push(finding),
             Err(error) => failed.push((finding, error)),
         }
@@ -122,10 +180,21 @@ fn set_under<'a>(root: &Path, findings: &'a [Finding]) -> (Vec<&'a Finding>, Vec
     (set, failed)
 }
 
-/// The file of a setting. None of the names here has a link name with a dot in it.
-fn path(root: &Path, name: &str) -> PathBuf {
+/// The file of a setting.
+fn path(proc: &Path, name: &str) -> PathBuf {
     let below = name.strip_prefix("net.").unwrap_or(name);
-    root.join(below.replace('.', "/"))
+    proc.join(SYSCTLS).join(swap_separators(below))
+}
+
+/// A name as sysctl(8) takes it from a path below /proc/sys, or the other way round: `eth0.5` is
+/// `eth0/5` in a name with dots.
+fn swap_separators(text: &str) -> String {
+    let swap = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        other => other,
+    };
+    text.chars().map(swap).collect()
 }
 
 fn read(path: &Path) -> io::Result<Option<String>> {
@@ -143,7 +212,7 @@ mod tests {
     fn settings(values: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, value) in values {
-            let path = root.path().join(path);
+            let path = root.path().join(SYSCTLS).join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, format!("{value}\n")).unwrap();
         }
@@ -186,6 +255,70 @@ mod tests {
         let left = check_under(root.path(), &BOTH).unwrap();
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].severity, Severity::Note);
+    }
+
+    /// `/proc/net/ipv6_route` with a default route each by these links, with these flags.
+    fn routes(root: &tempfile::TempDir, routes: &[(&str, &str)]) {
+        let zeros = "0".repeat(32);
+        let router = "fe80000000000000000000000000000a";
+        let lines = routes.iter().map(|(link, flags)| {
+            format!("{zeros} 00 {zeros} 00 {router} 00000400 00000001 00000000 {flags} {link:>8}\n")
+        });
+        let path = root.path().join(IPV6_ROUTES);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, lines.collect::<String>()).unwrap();
+    }
+
+    #[test]
+    fn a_default_route_of_a_routers_is_kept_before_forwarding_is_turned_on() {
+        let root = settings(&[
+            ("ipv6/conf/all/forwarding", "0"),
+            ("ipv6/conf/eth0/accept_ra", "1"),
+            ("ipv6/conf/eth1.5/accept_ra", "1"),
+            ("ipv6/conf/eth2/accept_ra", "2"),
+            ("ipv6/conf/eth3/accept_ra", "1"),
+            ("ipv6/conf/eth4/accept_ra", "1"),
+        ]);
+        // eth3 has one that somebody set by hand, eth4 has none.
+        routes(
+            &root,
+            &[
+                ("eth0", "00450003"),
+                ("eth1.5", "00450003"),
+                ("eth2", "00450003"),
+                ("eth3", "00000003"),
+                ("gone", "00450003"),
+            ],
+        );
+        let findings = check_under(root.path(), &[Family::V6]).unwrap();
+        let names: Vec<_> = findings.iter().map(|finding| finding.name.as_str()).collect();
+        let expected = [
+            "net.ipv6.conf.eth0.accept_ra",
+            "net.ipv6.conf.eth1/5.accept_ra",
+            "net.ipv6.conf.all.forwarding",
+        ];
+        assert_eq!(names, expected);
+        let told = findings[1].to_string();
+        assert!(told.contains("`sysctl -w net.ipv6.conf.eth1/5.accept_ra=2`"), "{told}");
+
+        let (set, failed) = set_under(root.path(), &findings);
+        assert_eq!((set.len(), failed.len()), (3, 0));
+        let value = |path: &str| fs::read_to_string(root.path().join(SYSCTLS).join(path)).unwrap();
+        assert_eq!(value("ipv6/conf/eth0/accept_ra"), "2");
+        assert_eq!(value("ipv6/conf/eth1.5/accept_ra"), "2");
+        assert_eq!(check_under(root.path(), &[Family::V6]).unwrap(), []);
+    }
+
+    #[test]
+    fn forwarding_stays_off_where_it_would_cost_the_default_route() {
+        let root = settings(&[("ipv6/conf/all/forwarding", "0"), ("ipv6/conf/eth0/accept_ra", "1")]);
+        routes(&root, &[("eth0", "00450003")]);
+        let findings = check_under(root.path(), &[Family::V6]).unwrap();
+        fs::remove_dir_all(root.path().join(SYSCTLS).join("ipv6/conf/eth0")).unwrap();
+        let (set, failed) = set_under(root.path(), &findings);
+        assert_eq!(set, [] as [&Finding; 0]);
+        let failed: Vec<_> = failed.iter().map(|(finding, _)| finding.name.as_str()).collect();
+        assert_eq!(failed, ["net.ipv6.conf.eth0.accept_ra", IPV6_FORWARDING]);
     }
 
     #[test]

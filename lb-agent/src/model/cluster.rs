@@ -35,6 +35,8 @@ pub enum Event {
     EndpointSlices(Update<EndpointSlice>),
     /// The Node object of this node, or that there is none.
     Node(Option<Node>),
+    /// There is a Node object of this node and it could not be read. The last good one stays.
+    UnreadableNode,
 }
 
 /// The kinds of objects that a service proxy reads.
@@ -132,6 +134,10 @@ impl Cluster {
             }
             Event::Node(node) => {
                 self.node = node;
+                self.listed.insert(Kind::Node);
+            }
+            // Services do not wait for it: one bad object stops nothing but itself.
+            Event::UnreadableNode => {
                 self.listed.insert(Kind::Node);
             }
         }

@@ -257,11 +257,14 @@ impl Decode for Node {
     }
 
     fn event(update: Update<Self>) -> Event {
-        Event::Node(match update {
-            Update::Replace { mut objects, .. } => objects.pop(),
-            Update::Apply(node) => Some(node),
-            Update::Delete(_) => None,
-        })
+        match update {
+            Update::Replace { objects, unreadable } if objects.is_empty() && !unreadable.is_empty() => {
+                Event::UnreadableNode
+            }
+            Update::Replace { mut objects, .. } => Event::Node(objects.pop()),
+            Update::Apply(node) => Event::Node(Some(node)),
+            Update::Delete(_) => Event::Node(None),
+        }
     }
 }
 
@@ -540,6 +543,21 @@ mod tests {
         }));
         assert_eq!(node.internal_ips, ["192.168.0.1".parse::<IpAddr>().unwrap()]);
         assert_eq!(node.external_ips, ["1.2.3.4".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_told_from_one_that_is_not_there() {
+        let list = |objects: Vec<Node>, unreadable: &[&str]| {
+            let unreadable = unreadable
+                .iter()
+                .map(|name| ObjectName::new("default", *name))
+                .collect();
+            Node::event(Update::Replace { objects, unreadable })
+        };
+        let node = Node::default();
+        assert_eq!(list(vec![node.clone()], &[]), Event::Node(Some(node)));
+        assert_eq!(list(Vec::new(), &[]), Event::Node(None));
+        assert_eq!(list(Vec::new(), &["this-node"]), Event::UnreadableNode);
     }
 
     #[test]

@@ -75,6 +75,7 @@ mod tests {
                 }
                 Event::EndpointSlices(_) => "a slice".into(),
                 Event::Node(node) => format!("node: {}", node.is_some()),
+                Event::UnreadableNode => "node: unreadable".into(),
             })
             .collect()
     }

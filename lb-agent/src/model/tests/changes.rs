@@ -144,8 +144,21 @@ fn node_ports_are_served_on_the_nodes_primary_addresses_as_they_come_and_go() {
     assert_eq!(cluster.state().node_port_addresses, expected);
     assert!(cluster.take_change().is_empty());
 
+    cluster.apply(Event::UnreadableNode);
+    assert!(cluster.take_change().is_empty());
+    assert_eq!(cluster.state().node_port_addresses, expected);
+
     cluster.apply(Event::Node(None));
     assert_eq!(cluster.take_change().node_port_addresses, Some(BTreeSet::new()));
+}
+
+#[test]
+fn a_node_object_that_was_never_readable_holds_up_no_service() {
+    let mut cluster = Cluster::default();
+    cluster.apply(Event::Services(replace(Vec::new())));
+    cluster.apply(Event::EndpointSlices(replace(Vec::new())));
+    cluster.apply(Event::UnreadableNode);
+    assert!(cluster.awaited().is_empty());
 }
 
 #[test]

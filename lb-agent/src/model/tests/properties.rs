@@ -82,6 +82,7 @@ fn any_event(own_addresses: bool) -> impl Strategy<Value = Event> {
         4 => any_update(service).prop_map(Event::Services),
         4 => any_update(any_slice().boxed()).prop_map(Event::EndpointSlices),
         1 => any_node().prop_map(Event::Node),
+        1 => Just(Event::UnreadableNode),
     ]
 }
 
@@ -132,6 +133,7 @@ impl Objects {
                 update(&mut self.slices, slices, |slice| slice.name().clone());
             }
             Event::Node(node) => self.node.clone_from(node),
+            Event::UnreadableNode => {}
         }
     }
 

@@ -6,11 +6,13 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{ExecInteractiveMode, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+
+use super::connection::describe;
 
 /// A server sends each watch a bookmark about once a minute, so that a connection that is silent
 /// for longer than this is dead, whatever TCP thinks of it.
@@ -40,16 +42,12 @@ impl ApiServer {
     pub async fn configure(options: &ApiServerOptions) -> anyhow::Result<Self> {
         let mut config = config(options).await?;
         if let Some(url) = &options.url {
-            config.cluster_url = url
-                .parse()
-                .with_context(|| format!("--apiserver {url:?} is not a URL"))?;
+            config.cluster_url = url.parse().context("what --apiserver says is not a URL")?;
         }
         let (scheme, host) = (config.cluster_url.scheme_str(), config.cluster_url.host());
         let (Some("http" | "https"), Some(host)) = (scheme, host) else {
-            bail!(
-                "the URL of the API server, {}, lacks http:// or https://",
-                config.cluster_url
-            );
+            // Without the URL, of which so little is known that its password cannot be told.
+            bail!("the URL of the API server lacks http:// or https://");
         };
         // No user and no password, as they may be in a URL.
         let port = config
@@ -62,7 +60,13 @@ impl ApiServer {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(SILENCE);
         config.reset_reader_on_write = true;
+        if let Some(plugin) = &mut config.auth_info.exec {
+            // Nobody sits here to be asked, and only then does kube keep the plugin's standard error
+            // from ours, where what it prints would be logged.
+            plugin.interactive_mode = Some(ExecInteractiveMode::Never);
+        }
         let client = Client::try_from(config)
+            .map_err(|error| anyhow!(describe(&error)))
             .with_context(|| format!("the API server {url} cannot be used with this configuration"))?;
         Ok(Self { client, url })
     }
@@ -97,9 +101,7 @@ async fn config(options: &ApiServerOptions) -> anyhow::Result<Config> {
     }
     match &options.url {
         Some(url) => {
-            let url = url
-                .parse()
-                .with_context(|| format!("--apiserver {url:?} is not a URL"))?;
+            let url = url.parse().context("what --apiserver says is not a URL")?;
             Ok(Config::new(url))
         }
         None => bail!(
@@ -186,6 +188,77 @@ mod tests {
         let error = error.unwrap();
         assert!(error.contains("/kubeconfig: line 4"), "{error}");
         assert!(!error.contains("s3cret"), "{error}");
+    }
+
+    /// One whose credentials are made by a shell script, with a secret in the script's environment.
+    fn kubeconfig_with_plugin(script: &str, mode: &str) -> String {
+        let script = serde_json::Value::from(script);
+        format!(
+            r#"{{
+                "apiVersion": "v1", "kind": "Config", "current-context": "c",
+                "clusters": [{{ "name": "c", "cluster": {{ "server": "http://10.0.0.1:6443" }} }}],
+                "users": [{{ "name": "u", "user": {{ "exec": {{
+                    "apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "{mode}",
+                    "command": "sh", "args": ["-c", {script}, "s3cret-argument"],
+                    "env": [{{ "name": "PASSWORD", "value": "s3cret-variable" }}]
+                }} }} }}],
+                "contexts": [{{ "name": "c", "context": {{ "cluster": "c", "user": "u" }} }}]
+            }}"#
+        )
+    }
+
+    #[tokio::test]
+    async fn a_credential_plugin_that_fails_is_told_with_its_status_and_nothing_of_what_it_knows() {
+        let fails = "echo s3cret-token; echo s3cret-token >&2; exit 3";
+        let table = [
+            (fails, "the credential plugin of the kubeconfig failed, exit status: 3"),
+            (
+                "echo s3cret-token",
+                "the credential plugin of the kubeconfig answers with something that is no credential",
+            ),
+            (
+                "echo '{status: {token: s3cret-token, expirationTimestamp: s3cret-time}}'",
+                "the credential plugin of the kubeconfig answers with something that is no credential",
+            ),
+        ];
+        for (script, expected) in table {
+            let error = configure(&kubeconfig_with_plugin(script, "Never"), None).await;
+            let error = error.err().unwrap();
+            let what = "the API server http://10.0.0.1:6443 cannot be used with this configuration";
+            assert_eq!(format!("{error:#}"), format!("{what}: no credentials: {expected}"));
+            assert!(!format!("{error:?}").contains("s3cret"), "{error:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_credential_plugin_that_fails_later_is_told_in_the_same_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!(
+            r#"if mkdir {0}/once; then
+                echo '{{"status": {{"token": "s3cret-token", "expirationTimestamp": "2020-01-01T00:00:00Z"}}}}'
+            else
+                echo s3cret-token; echo s3cret-token >&2; exit 5
+            fi"#,
+            folder.path().display()
+        );
+        let server = configure(&kubeconfig_with_plugin(&script, "IfAvailable"), None).await;
+        let error = server.unwrap().client().apiserver_version().await.unwrap_err();
+        assert_eq!(
+            describe(&error),
+            "no credentials: the credential plugin of the kubeconfig failed, exit status: 5"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_credential_plugin_hears_that_there_is_nobody_to_ask() {
+        let script = r#"case "$KUBERNETES_EXEC_INFO" in *'"interactive":false'*) ;; *) exit 4 ;; esac
+            echo '{"status": {"token": "t"}}'"#;
+        for mode in ["IfAvailable", "Always", "Never"] {
+            assert!(
+                configure(&kubeconfig_with_plugin(script, mode), None).await.is_ok(),
+                "{mode}"
+            );
+        }
     }
 
     #[tokio::test]

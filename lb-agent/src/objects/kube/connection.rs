@@ -3,11 +3,12 @@
 use std::{
     collections::BTreeMap,
     error::Error,
+    iter::successors,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use kube::client::AuthError;
+use kube::{client::AuthError, runtime::watcher};
 
 use crate::model::Kind;
 
@@ -95,8 +96,9 @@ impl State {
     }
 }
 
-/// Says what went wrong, from the outside in. kube's own messages repeat their causes, and those of
-/// an exec plugin hold its output, which may be a token.
+/// Says what went wrong, from the outside in. kube's own messages repeat their causes, and those
+/// about credentials hold the command line, the environment and the output of a plugin, which are
+/// secrets: no error of kube's may be shown but by this.
 pub(super) fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} (status {})", status.message, status.code),
@@ -106,18 +108,32 @@ pub(super) fn describe(error: &kube::Error) -> String {
     }
 }
 
-fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut messages: Vec<String> = Vec::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<AuthError>() {
-            messages.push(credentials(error));
-            break;
+/// The same for an error of a watch.
+pub(super) fn describe_watch(error: &watcher::Error) -> String {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => describe(error),
+        watcher::Error::WatchError(status) => {
+            format!("{} (status {})", status.message, status.code)
         }
+        watcher::Error::NoResourceVersion => error.to_string(),
+    }
+}
+
+fn causes(error: &(dyn Error + 'static)) -> String {
+    let chain = || successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
+    // Looked for first, since what stands around it repeats it.
+    if let Some(error) = chain().find_map(|error| error.downcast_ref::<AuthError>()) {
+        return credentials(error);
+    }
+    let mut messages: Vec<String> = Vec::new();
+    for error in chain() {
         let message = error.to_string();
-        next = error.source();
         // A message that ends with its cause leaves the word to the cause.
-        let repeated = next.is_some_and(|cause| message.ends_with(&cause.to_string()));
+        let repeated = error
+            .source()
+            .is_some_and(|cause| message.ends_with(&cause.to_string()));
         if !repeated {
             messages.push(message);
         }
@@ -125,11 +141,22 @@ fn causes(error: &(dyn Error + 'static)) -> String {
     messages.join(": ")
 }
 
+/// Never quotes what came from a plugin or from the kubeconfig's user.
 fn credentials(error: &AuthError) -> String {
     let reason = match error {
-        AuthError::AuthExecRun { cmd, out } => format!("{cmd} failed, {}", out.status),
+        AuthError::AuthExecRun { out, .. } => {
+            format!("the credential plugin of the kubeconfig failed, {}", out.status)
+        }
+        AuthError::AuthExecStart(error) => {
+            format!("the credential plugin of the kubeconfig does not start: {error}")
+        }
+        AuthError::AuthExecParse(_)
+        | AuthError::ExecPluginFailed
+        | AuthError::MalformedTokenExpirationDate(_)
+        | AuthError::ParseTokenKey(_) => {
+            "the credential plugin of the kubeconfig answers with something that is no credential".to_owned()
+        }
         AuthError::ReadTokenFile(error, path) => format!("{}: {error}", path.display()),
-        AuthError::AuthExecStart(error) => format!("the exec plugin does not start: {error}"),
         _ => "check the user in the kubeconfig".to_owned(),
     };
     format!("no credentials: {reason}")
@@ -195,11 +222,24 @@ mod tests {
             stdout: b"s3cret".to_vec(),
             stderr: Vec::new(),
         };
-        let error = AuthError::AuthExecRun {
-            cmd: "aws".into(),
-            out: Box::new(output),
+        let failed = || AuthError::AuthExecRun {
+            cmd: "PASSWORD=\"s3cret\" \"aws\"".into(),
+            out: Box::new(output.clone()),
         };
-        let told = describe(&kube::Error::Auth(error));
-        assert!(told.contains("aws failed") && !told.contains("s3cret"), "{told}");
+        // As kube has it at the start, and from the layer that makes a new token later.
+        for error in [
+            kube::Error::Auth(failed()),
+            kube::Error::Service(Box::new(failed())),
+            kube::Error::Service(Box::new(Around(kube::Error::Auth(failed())))),
+        ] {
+            let expected = "no credentials: the credential plugin of the kubeconfig failed, exit status: 0";
+            assert_eq!(describe(&error), expected);
+            assert_eq!(describe_watch(&watcher::Error::WatchFailed(error)), expected);
+        }
     }
+
+    /// An error that shows its cause in the middle, as layers around a client do.
+    #[derive(Debug, thiserror::Error)]
+    #[error("the service ({0:?}) failed")]
+    struct Around(#[source] kube::Error);
 }

@@ -20,7 +20,7 @@ use tokio::{sync::mpsc, time};
 use super::{
     ApiServer,
     backoff::Backoff,
-    connection::{Outages, describe},
+    connection::{Outages, describe, describe_watch},
 };
 use crate::{
     model::{ObjectName, Update},
@@ -165,7 +165,8 @@ impl<T: Decode> Watch<T> {
                         return End::StreamingRefused;
                     }
                     if status_code(&error) == Some(410) {
-                        tracing::debug!("{}: begins again with a list: {error}", T::KIND);
+                        let reason = describe_watch(&error);
+                        tracing::debug!("{}: begins again with a list: {reason}", T::KIND);
                         // An answer, if not the one hoped for.
                         self.recover();
                         return End::Expired;
@@ -241,12 +242,13 @@ impl<T: Decode> Watch<T> {
     /// Waits until it is worth asking again. A watch that breaks off once in a while is no outage
     /// as long as the server answers; a server that refuses is one, although it answers.
     async fn wait(&mut self, error: watcher::Error) {
-        tracing::debug!("{}: {error}", T::KIND);
+        let reason = format!("{}: {}", T::KIND, describe_watch(&error));
+        tracing::debug!("{reason}");
         let now = Instant::now();
         let broke_off_before = self.broke_off.replace(now);
         let again = broke_off_before.is_some_and(|before| now - before < STABLE);
         if again || status_code(&error).is_some() {
-            self.fail(format!("{}: {}", T::KIND, reason(&error)));
+            self.fail(reason);
         }
         loop {
             time::sleep(self.backoff.next()).await;
@@ -293,18 +295,6 @@ fn status_code(error: &watcher::Error) -> Option<u16> {
         | watcher::Error::WatchFailed(kube::Error::Api(status))
         | watcher::Error::WatchError(status) => Some(status.code),
         _ => None,
-    }
-}
-
-fn reason(error: &watcher::Error) -> String {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => describe(error),
-        watcher::Error::WatchError(status) => {
-            format!("{} (status {})", status.message, status.code)
-        }
-        watcher::Error::NoResourceVersion => error.to_string(),
     }
 }
 

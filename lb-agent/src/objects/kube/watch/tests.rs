@@ -9,7 +9,7 @@ use InitialListStrategy::{ListWatch, StreamingList};
 use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
 
 use crate::{
-    model::{Event, Service},
+    model::{Event, Node, Service},
     objects::kube::ApiServerOptions,
 };
 
@@ -47,7 +47,7 @@ fn api_error(code: u16) -> kube::Error {
     kube::Error::Api(status(code))
 }
 
-async fn watch(strategy: InitialListStrategy) -> (Watch<Service>, mpsc::Receiver<Batch>) {
+async fn watch<T: Decode>(strategy: InitialListStrategy) -> (Watch<T>, mpsc::Receiver<Batch>) {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("kubeconfig");
     let text = "{current-context: c, clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], \
@@ -70,7 +70,7 @@ async fn watch(strategy: InitialListStrategy) -> (Watch<Service>, mpsc::Receiver
 
 /// What the model hears of what the server says, and how the stream ends.
 async fn hear(strategy: InitialListStrategy, said: Vec<Said>) -> (Vec<String>, End) {
-    let (mut watch, mut batches) = watch(strategy).await;
+    let (mut watch, mut batches) = watch::<Service>(strategy).await;
     let end = watch.follow(stream::iter(said)).await;
     let mut heard = Vec::new();
     while let Ok(batch) = batches.try_recv() {
@@ -133,6 +133,33 @@ async fn what_cannot_be_read_is_told_from_what_is_not_there() {
 }
 
 #[tokio::test]
+async fn a_node_that_cannot_be_read_is_not_taken_for_gone() {
+    let unreadable = || {
+        DeserializeGuard(Err(InvalidObject {
+            error: "invalid type: string \"many\", expected a sequence".into(),
+            metadata: ObjectMeta {
+                name: Some("n".into()),
+                ..Default::default()
+            },
+        }))
+    };
+    let said: Vec<watcher::Result<_>> = vec![
+        Ok(Apply(unreadable())),
+        Ok(Init),
+        Ok(InitApply(unreadable())),
+        Ok(InitDone),
+        Ok(Delete(unreadable())),
+    ];
+    let (mut watch, mut batches) = watch::<Node>(ListWatch).await;
+    watch.follow(stream::iter(said)).await;
+    let mut heard = Vec::new();
+    while let Ok(batch) = batches.try_recv() {
+        heard.extend(batch);
+    }
+    assert_eq!(heard, [Event::UnreadableNode, Event::Node(None)]);
+}
+
+#[tokio::test]
 async fn a_service_that_becomes_headless_is_gone() {
     let said = vec![
         Ok(Init),
@@ -173,7 +200,7 @@ async fn what_is_too_old_for_the_server_begins_again() {
 
 #[tokio::test]
 async fn it_ends_when_nobody_listens() {
-    let (mut watch, batches) = watch(ListWatch).await;
+    let (mut watch, batches) = watch::<Service>(ListWatch).await;
     drop(batches);
     let said: Vec<Said> = vec![Ok(Init), Ok(InitDone)];
     assert_eq!(watch.follow(stream::iter(said)).await, End::Unheard);
