@@ -29,7 +29,7 @@ use crate::{
     kernel::links::{Link, LinkEvent, Notice},
     model::{Cluster, Conflict, Kind},
     objects::Batch,
-    plane::{Outcome, Plane, PlaneError},
+    plane::{LinkState, Outcome, Plane, PlaneError},
 };
 
 /// Failures that a log line each is worth; more are one line together.
@@ -77,6 +77,8 @@ pub struct Agent<P> {
     failed_links: Retries<u32>,
     /// The links of `failed_links`, by index.
     links: BTreeMap<u32, Link>,
+    /// By index, the last event of each link that the plane put off until the first sync.
+    waiting_links: BTreeMap<u32, LinkEvent>,
 }
 
 impl<P: Plane> Agent<P> {
@@ -94,10 +96,12 @@ impl<P: Plane> Agent<P> {
             failed_node_addresses: Retries::default(),
             failed_links: Retries::default(),
             links: BTreeMap::new(),
+            waiting_links: BTreeMap::new(),
         }
     }
 
-    /// Works until `stop` is. Fails if a source ends, which it never does by itself.
+    /// Works until `stop` is. Fails if a source ends, which it never does by itself, or if the plane
+    /// cannot take the place of an earlier one, which a new start may mend.
     ///
     /// The plane is called on the thread that runs this, and blocks it: nothing else of the agent
     /// needs it, and what comes in meanwhile is the next batch.
@@ -127,7 +131,7 @@ impl<P: Plane> Agent<P> {
                     while let Ok(batch) = inputs.batches.try_recv() {
                         self.note(batch);
                     }
-                    self.sync();
+                    self.sync()?;
                 }
                 () = sleep_until(retry), if retry.is_some() => self.retry(),
             }
@@ -141,7 +145,7 @@ impl<P: Plane> Agent<P> {
     }
 
     /// Brings the kernel up to date with the objects.
-    fn sync(&mut self) {
+    fn sync(&mut self) -> anyhow::Result<()> {
         self.tell_node_addresses();
         if self.first_sync.is_some() {
             let change = self.cluster.take_change();
@@ -152,20 +156,21 @@ impl<P: Plane> Agent<P> {
             }
             self.apply(&change, "synced");
         } else if self.cluster.awaited().is_empty() {
-            self.first_sync();
+            self.first_sync()?;
         } else {
             tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");
         }
+        Ok(())
     }
 
-    fn first_sync(&mut self) {
+    fn first_sync(&mut self) -> anyhow::Result<()> {
         let start = Instant::now();
         let change = self.cluster.take_change();
         self.tell_conflicts();
         self.tell_families(&change);
         let state = self.cluster.state();
         tell_node_port_addresses(&state.node_port_addresses);
-        let outcome = self.plane.replace(state);
+        let outcome = self.plane.replace(state)?;
         self.first_sync = Some(FirstSync {
             services: self.cluster.services(),
             service_ports: state.services.len(),
@@ -175,7 +180,11 @@ impl<P: Plane> Agent<P> {
             milliseconds: milliseconds(start),
         });
         self.note_failures(outcome);
+        for (index, event) in std::mem::take(&mut self.waiting_links) {
+            self.try_link(index, event);
+        }
         self.tell_ready();
+        Ok(())
     }
 
     /// Ready is: every service is in the kernel, and every link that was there at the start leads to
@@ -269,18 +278,27 @@ impl<P: Plane> Agent<P> {
         // Whatever was to be tried again: this is newer.
         self.failed_links.forget(&index);
         self.links.remove(&index);
+        self.waiting_links.remove(&index);
         self.try_link(index, event);
     }
 
     fn try_link(&mut self, index: u32, event: LinkEvent) {
         let result = self.plane.link(&event);
         match (event, result) {
-            (LinkEvent::Is(link), Ok(())) => {
+            (LinkEvent::Is(link), Ok(LinkState::Served)) => {
                 self.failed_links.forget(&index);
                 self.links.remove(&index);
                 tracing::info!(link = link.name, index, role = ?link.role, "link is served");
             }
-            (LinkEvent::Gone { .. }, Ok(())) => tracing::debug!(index, "link is gone"),
+            (event, Ok(LinkState::Waiting)) => {
+                tracing::debug!(index, "link stays as it is until there are complete lists");
+                self.waiting_links.insert(index, event);
+            }
+            (LinkEvent::Is(_) | LinkEvent::Gone { .. }, Ok(LinkState::Served | LinkState::Gone)) => {
+                self.failed_links.forget(&index);
+                self.links.remove(&index);
+                tracing::debug!(index, "link is gone");
+            }
             (LinkEvent::Is(link), Err(error)) => {
                 tracing::warn!(link = link.name, index, role = ?link.role, "not served: {error}");
                 self.failed_links.failed(index, Instant::now());

@@ -11,19 +11,32 @@ pub mod ebpf;
 /// of Kubernetes objects. What it programmed goes on working when the agent is gone.
 pub trait Plane {
     /// Makes the kernel hold `state` and nothing else of ours. Adopts what is there already:
-    /// flows go on. Called once, after the first complete lists.
-    fn replace(&mut self, state: &State) -> Outcome;
+    /// flows go on. Called once, after the first complete lists. Fails if the plane cannot take the
+    /// place of what an earlier agent left, which serves on: a new start is to be made.
+    fn replace(&mut self, state: &State) -> anyhow::Result<Outcome>;
 
     /// Applies a change. Each service port succeeds or fails by itself; one that fails keeps the
     /// state it had.
     fn apply(&mut self, change: &Change) -> Outcome;
 
-    /// A link came, changed or went.
-    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError>;
+    /// A link came, changed or went. Says what it is to the plane now; one that is waiting is to be
+    /// told again after [`Plane::replace`].
+    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError>;
 
     /// Called about once a second, for what has to wait: slots of ranges that running programs may
     /// still read.
     fn tick(&mut self);
+}
+
+/// What a link is to a plane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkState {
+    /// Its clients are served by this plane.
+    Served,
+    /// Whatever an earlier agent put there stays until there is a complete state.
+    Waiting,
+    /// It is not there, or takes no part.
+    Gone,
 }
 
 /// What became of a change.

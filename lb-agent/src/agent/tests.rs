@@ -17,6 +17,10 @@ use crate::{
 struct Record {
     calls: Vec<String>,
     refuse: Vec<String>,
+    /// Links wait for the first state.
+    waits: bool,
+    /// The first state cannot be taken on.
+    fails: bool,
 }
 
 #[derive(Clone, Default)]
@@ -49,8 +53,12 @@ impl FakePlane {
 }
 
 impl Plane for FakePlane {
-    fn replace(&mut self, state: &State) -> Outcome {
-        self.write("replace", state.services.keys().map(|name| (name, true)).collect())
+    fn replace(&mut self, state: &State) -> anyhow::Result<Outcome> {
+        self.0.lock().unwrap().waits = false;
+        if self.0.lock().unwrap().fails {
+            bail!("no place to take");
+        }
+        Ok(self.write("replace", state.services.keys().map(|name| (name, true)).collect()))
     }
 
     fn apply(&mut self, change: &Change) -> Outcome {
@@ -61,17 +69,20 @@ impl Plane for FakePlane {
         )
     }
 
-    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError> {
+    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
         let mut record = self.0.lock().unwrap();
-        let (call, name) = match event {
-            LinkEvent::Is(link) => (format!("link {}", link.name), link.name.clone()),
-            LinkEvent::Gone { index } => (format!("gone {index}"), String::new()),
+        if record.waits {
+            return Ok(LinkState::Waiting);
+        }
+        let (call, name, state) = match event {
+            LinkEvent::Is(link) => (format!("link {}", link.name), link.name.clone(), LinkState::Served),
+            LinkEvent::Gone { index } => (format!("gone {index}"), String::new(), LinkState::Gone),
         };
         record.calls.push(call);
         if record.refuse.contains(&name) {
             return Err(refusal(Protocol::Tcp));
         }
-        Ok(())
+        Ok(state)
     }
 
     fn tick(&mut self) {}
@@ -190,8 +201,16 @@ fn applied(service: Service) -> Event {
 }
 
 fn link(name: &str) -> Notice {
+    link_at(7, name)
+}
+
+fn gone(index: u32) -> Notice {
+    Notice::Link(LinkEvent::Gone { index })
+}
+
+fn link_at(index: u32, name: &str) -> Notice {
     Notice::Link(LinkEvent::Is(Link {
-        index: 7,
+        index,
         name: name.into(),
         role: Role::Pod,
         is_ip_only: false,
@@ -262,14 +281,37 @@ async fn a_link_that_is_gone_is_not_tried_again() {
     let agent = Running::start();
     agent.plane.refuse(&["veth0"]);
     agent.links.send(link("veth0")).await.unwrap();
-    agent
-        .links
-        .send(Notice::Link(LinkEvent::Gone { index: 7 }))
-        .await
-        .unwrap();
+    agent.links.send(gone(7)).await.unwrap();
     assert_eq!(agent.calls(2).await, ["link veth0", "gone 7"]);
     time::sleep(Duration::from_secs(1)).await;
     assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_link_that_the_plane_put_off_is_told_again_after_the_first_state() {
+    let agent = Running::start();
+    agent.plane.0.lock().unwrap().waits = true;
+    for notice in [
+        link_at(5, "veth0"),
+        link_at(6, "veth1"),
+        gone(6),
+        link_at(5, "renamed"),
+        gone(8),
+    ] {
+        agent.links.send(notice).await.unwrap();
+    }
+    time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+    agent.send_lists(Vec::new()).await;
+    assert_eq!(agent.calls(4).await, ["replace ", "link renamed", "gone 6", "gone 8"]);
+}
+
+#[tokio::test]
+async fn it_ends_if_the_plane_cannot_take_the_place_of_an_earlier_one() {
+    let agent = Running::start();
+    agent.plane.0.lock().unwrap().fails = true;
+    agent.send_lists(Vec::new()).await;
+    assert!(agent.task.await.unwrap().is_err());
 }
 
 #[tokio::test]

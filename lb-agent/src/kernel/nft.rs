@@ -13,14 +13,20 @@
 use std::{
     io::{self, Write as _},
     process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
 use lb_common::config::{FIRST_SNAT_PORT, LAST_SNAT_PORT};
+use tracing::warn;
 
 /// Family and name of the table.
 pub const TABLE: &str = "inet lb-agent";
 
 const PROGRAM: &str = "nft";
+/// How often the table is looked at. `systemctl reload nftables` takes all tables away, and nothing but
+/// clients without answer would tell of it.
+const CHECK: Duration = Duration::from_secs(30);
 
 /// Why the rules are not in place.
 #[derive(Debug, thiserror::Error)]
@@ -44,37 +50,80 @@ pub enum NftError {
     },
 }
 
-/// Puts the rules for `mark` in place of whatever the table holds, in one transaction.
-pub fn apply(mark: u32) -> Result<(), NftError> {
-    run("the masquerade rules", &rules(mark))
+/// Puts the rules for `mark` in place of whatever the table holds, and sees to it that they stay, from a
+/// thread that ends with the process.
+pub fn keep(mark: u32) -> Result<(), NftError> {
+    let mut applied = apply(mark)?;
+    thread::Builder::new()
+        .name("masquerade".to_owned())
+        .spawn(move || {
+            loop {
+                thread::sleep(CHECK);
+                if let Err(error) = restore(mark, &mut applied) {
+                    warn!("the masquerade rules may be missing: {error}");
+                }
+            }
+        })
+        .map(drop)
+        .map_err(NftError::Run)
 }
 
 /// Removes the table; says whether there was one. Without the program there cannot be one of ours.
 pub fn remove() -> Result<bool, NftError> {
-    let listed = Command::new(PROGRAM)
-        .args(["list", "table"])
-        .args(TABLE.split(' '))
-        .stdin(Stdio::null())
-        .output();
-    match listed {
-        Ok(output) if output.status.success() => {
+    match list() {
+        Ok(None) | Err(NftError::Missing) => Ok(false),
+        Ok(Some(_)) => {
             run("the removal of our table", &format!("delete table {TABLE}\n"))?;
             Ok(true)
         }
-        Ok(output) => {
-            let answer = answer(&output);
-            if answer.contains("No such file or directory") {
-                Ok(false)
-            } else {
-                Err(NftError::Refused {
-                    what: "to list our table",
-                    answer,
-                })
-            }
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
+}
+
+/// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
+fn apply(mark: u32) -> Result<Option<String>, NftError> {
+    run("the masquerade rules", &rules(mark))?;
+    list()
+}
+
+/// Puts the rules back where somebody took them away.
+fn restore(mark: u32, applied: &mut Option<String>) -> Result<(), NftError> {
+    let Some(what) = damage(applied.as_deref(), list()?.as_deref()) else {
+        return Ok(());
+    };
+    *applied = apply(mark)?;
+    warn!("somebody {what} the nftables table {TABLE}, without which clients get no answer: put back");
+    Ok(())
+}
+
+/// What somebody has done to the table that was applied, if anything.
+fn damage(applied: Option<&str>, found: Option<&str>) -> Option<&'static str> {
+    match found {
+        None => Some("removed"),
+        found if found != applied => Some("changed"),
+        _ => None,
+    }
+}
+
+/// The table, if there is one.
+fn list() -> Result<Option<String>, NftError> {
+    let output = Command::new(PROGRAM)
+        .args(["list", "table"])
+        .args(TABLE.split(' '))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(not_run)?;
+    if output.status.success() {
+        return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
+    }
+    let answer = answer(&output);
+    if answer.contains("No such file or directory") {
+        return Ok(None);
+    }
+    Err(NftError::Refused {
+        what: "to list our table",
+        answer,
+    })
 }
 
 /// The transaction. The table is declared before it is deleted, so that the deletion finds one.
@@ -107,10 +156,7 @@ fn run(what: &'static str, transaction: &str) -> Result<(), NftError> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => NftError::Missing,
-            _ => NftError::Run(error),
-        })?;
+        .map_err(not_run)?;
     if let Some(mut stdin) = child.stdin.take() {
         // It may end without reading all; what it says then is of more use than the broken pipe.
         match stdin.write_all(transaction.as_bytes()) {
@@ -128,6 +174,13 @@ fn run(what: &'static str, transaction: &str) -> Result<(), NftError> {
     })
 }
 
+fn not_run(error: io::Error) -> NftError {
+    match error.kind() {
+        io::ErrorKind::NotFound => NftError::Missing,
+        _ => NftError::Run(error),
+    }
+}
+
 /// What the program wrote, in one line.
 fn answer(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
@@ -141,6 +194,19 @@ fn answer(output: &Output) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_that_is_not_as_it_was_is_damaged() {
+        let applied = "table inet lb-agent {\n\tchain postrouting {\n\t}\n}\n";
+        assert_eq!(damage(Some(applied), Some(applied)), None);
+        assert_eq!(damage(Some(applied), None), Some("removed"));
+        assert_eq!(
+            damage(Some(applied), Some("table inet lb-agent {\n}\n")),
+            Some("changed")
+        );
+        // It went between the transaction and the look at it.
+        assert_eq!(damage(None, None), Some("removed"));
+    }
 
     #[test]
     fn the_transaction_replaces_the_table() {

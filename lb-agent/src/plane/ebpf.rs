@@ -8,6 +8,7 @@
 //!
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
+//! lock      one agent at a time
 //! ```
 
 use std::{
@@ -18,19 +19,21 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use lb_common::maps;
-use tracing::{debug, error};
+use tracing::debug;
 
 use crate::{
     desired::{Change, State},
     kernel::{links::LinkEvent, nft},
-    plane::{Outcome, Plane, PlaneError},
+    plane::{LinkState, Outcome, Plane, PlaneError},
 };
 
 mod adopt;
 mod batch;
+mod capabilities;
 mod cleanup;
 mod clsact;
 mod hooks;
+mod lock;
 mod messages;
 mod numbers;
 mod object;
@@ -47,6 +50,7 @@ mod tests;
 pub use cleanup::cleanup;
 
 use hooks::Hooks;
+use lock::Lock;
 use object::Globals;
 use pins::Pins;
 use services::Services;
@@ -116,20 +120,20 @@ pub struct EbpfPlane {
     hooks: Hooks,
     pins: Pins,
     cgroup: Option<PathBuf>,
-    /// New maps are still empty, while programs of an earlier agent serve from its own: ours take
-    /// their place once the maps are filled. Until then, what happened to links.
-    waiting: Option<Vec<LinkEvent>>,
+    /// The maps are new and still empty, so nobody may take them over.
+    has_unfilled_maps: bool,
+    /// They are, and programs of an earlier agent serve from its own: ours take their place once the
+    /// maps are filled.
+    is_waiting: bool,
     last_tick: Instant,
+    _lock: Lock,
 }
 
 impl EbpfPlane {
     /// Loads the programs, makes the maps or takes over those of an earlier agent, and takes the
     /// place of its programs. Nothing that is served stops being served.
     pub fn start(options: EbpfOptions) -> anyhow::Result<Self> {
-        let missing = object::missing_capabilities()?;
-        if !missing.is_empty() {
-            bail!("loading BPF programs needs {}: run as root", missing.join(", "));
-        }
+        capabilities::check_to_serve()?;
         lift_memory_limit();
         let pins = Pins::new(&options.bpffs)?;
         let netns_cookie = match &options.cgroup {
@@ -142,6 +146,11 @@ impl EbpfPlane {
             }
             None => None,
         };
+        let lock = pins.lock()?;
+        if options.masquerade_mark != 0 {
+            // What can fail for want of a program comes before the first trace in the bpffs.
+            nft::keep(options.masquerade_mark)?;
+        }
         pins.create()?;
         let globals = Globals {
             netns_cookie,
@@ -149,31 +158,31 @@ impl EbpfPlane {
         };
         let loaded = object::load(&pins, &options.sizes, globals)?;
         let services = Services::open(loaded.tables).context("cannot read the maps")?;
-        if options.masquerade_mark != 0 {
-            nft::apply(options.masquerade_mark)?;
-        }
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
         let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
         let mut plane = Self {
             services,
-            waiting: (!loaded.adopted && hooks.are_in_use()?).then(Vec::new),
+            has_unfilled_maps: !loaded.adopted,
+            is_waiting: !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?,
             hooks,
             pins,
             cgroup: options.cgroup,
             last_tick: Instant::now(),
+            _lock: lock,
         };
-        if plane.waiting.is_none() {
+        if !plane.is_waiting {
             plane.take_over()?;
         }
         Ok(plane)
     }
 
-    /// Puts our programs on the hooks, in the place of an earlier agent's.
+    /// Puts our programs on the hooks for sockets, in the place of an earlier agent's. Those on links
+    /// follow with the events of the links.
     fn take_over(&mut self) -> anyhow::Result<()> {
         self.hooks
-            .adopt_links()
-            .context("cannot take over the programs on links")?;
+            .unpin_useless()
+            .context("cannot look at the programs on links")?;
         self.hooks.attach_sockets(self.cgroup.as_deref())?;
         self.pins
             .remove_other_layouts()
@@ -182,33 +191,39 @@ impl EbpfPlane {
 }
 
 impl Plane for EbpfPlane {
-    fn replace(&mut self, state: &State) -> Outcome {
+    fn replace(&mut self, state: &State) -> anyhow::Result<Outcome> {
         let outcome = self.services.replace(state);
-        if let Some(events) = self.waiting.take() {
-            if let Err(error) = self.take_over() {
-                error!("{error:#}");
-            }
-            for event in events {
-                if let Err(error) = self.hooks.link(&event) {
-                    error!("{error}");
-                }
-            }
+        if self.has_unfilled_maps {
+            // Before the programs: an agent that comes when only some of them run on these maps must
+            // take these over.
+            self.pins
+                .maps_are_filled()
+                .context("cannot pin the maps for agents to come")?;
+            self.has_unfilled_maps = false;
         }
-        outcome
+        if self.is_waiting {
+            self.take_over()?;
+            self.is_waiting = false;
+        }
+        Ok(outcome)
     }
 
     fn apply(&mut self, change: &Change) -> Outcome {
         self.services.apply(change)
     }
 
-    fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError> {
-        match &mut self.waiting {
-            Some(events) => {
-                events.push(event.clone());
-                Ok(())
-            }
-            None => self.hooks.link(event),
+    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
+        let must_wait = match event {
+            _ if !self.is_waiting => false,
+            LinkEvent::Is(_) => true,
+            // Where an earlier agent serves, it goes on: without complete lists the role of a link may
+            // not be known either.
+            LinkEvent::Gone { index } => self.hooks.may_serve(*index),
+        };
+        if must_wait {
+            return Ok(LinkState::Waiting);
         }
+        self.hooks.link(event)
     }
 
     fn tick(&mut self) {

@@ -50,6 +50,33 @@ fn nothing_is_left() {
 }
 
 #[test]
+fn beside_a_running_agent_nothing_is_removed() {
+    let mut world = World::new();
+    let client = world.node1().add_pod("client", Attachment::Bridge).unwrap();
+    let backend = world.backend(2, "backend", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
+    world.apply(&service);
+    world.start_agent(1);
+    let before = (programs(world.node1()), ruleset(world.node1()));
+
+    let output = agent::cleanup(world.node1()).unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("an lb-agent is running on this node") && said.contains("stop it first"),
+        "{said}"
+    );
+    assert_eq!((programs(world.node1()), ruleset(world.node1())), before);
+    becomes_answered_by(&client.client(), Protocol::Tcp, cluster_ips(&service)[0], "backend");
+
+    // However it ends, it can be cleaned up after.
+    world.agents.pop().unwrap().kill().unwrap();
+    let output = agent::cleanup(world.node1()).unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((programs(world.node1()), ruleset(world.node1())), (0, String::new()));
+}
+
+#[test]
 fn cleaning_up_twice_or_where_nothing_is_does_no_harm() {
     let world = World::new();
     for _ in 0..2 {

@@ -1,12 +1,19 @@
 //! The agent may end in any way: what is programmed goes on, and the next one takes it over.
 
-use lb_tests::agent::{Agent, Options};
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use aya::programs::links::{FdLink, PinnedLink};
+use lb_tests::agent::{Agent, Maps, Options};
 use lb_tests::client::{Client, Connection, Protocol};
 use lb_tests::manifests::Service;
-use lb_tests::network::{Attachment, Pod};
+use lb_tests::network::{Attachment, Node, Pod};
+use lb_tests::owner::Folder;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, World, answerers, becomes_answered_by, cluster_ips, names, node_ports};
+use crate::fixture::{BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, names, node_ports};
 
 struct Running {
     world: World,
@@ -157,4 +164,137 @@ fn two_restarts_in_a_row_change_nothing() {
     for to in cluster_ips(&running.service) {
         becomes_answered_by(&running.clients[0], Protocol::Udp, to, "here");
     }
+}
+
+/// Without `CAP_SYS_ADMIN` nobody may ask what program it is that an earlier agent left on a link.
+#[test]
+fn a_restart_without_cap_sys_admin_takes_no_program_off_its_link() {
+    let mut running = running();
+    let mut connections = running.connections();
+    let before = links(running.world.node1());
+    assert!(before.len() > 8, "{before:?}");
+    running.agent().kill().unwrap();
+
+    // The one with ptrace is for the bpffs of the test, which is reached through this process.
+    let launcher = "setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_ptrace";
+    let options = Options {
+        launcher: launcher.split(' ').map(Into::into).collect(),
+        ..Options::default()
+    };
+    let agent = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
+    Running::still_answer("after the restart", &mut connections);
+    let after = links(running.world.node1());
+    for ((name, link, program), (name_after, link_after, program_after)) in before.iter().zip(&after) {
+        assert_eq!((name, link), (name_after, link_after), "the same link");
+        assert_ne!(program, program_after, "{name} has the new program");
+    }
+    assert_eq!(before.len(), after.len());
+    running.world.agents.push(agent);
+    running.new_ones_are_answered();
+}
+
+/// What is pinned on hooks of a node: name, number of the link, number of its program.
+fn links(node: &Node) -> Vec<(String, u32, u32)> {
+    let versions = node.bpffs().path().join("lb-agent");
+    let mut links = Vec::new();
+    for version in names_in(&versions) {
+        let folder = versions.join(version).join("links");
+        for name in names_in(&folder) {
+            let link = FdLink::from(PinnedLink::from_pin(folder.join(&name)).unwrap());
+            let info = link.info().unwrap();
+            links.push((name, info.id(), info.program_id()));
+        }
+    }
+    links
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A kubeconfig for an API server that is not there.
+fn nobodys_kubeconfig() -> (Folder, [String; 2]) {
+    let folder = Folder::new().unwrap();
+    let path = folder.path().join("kubeconfig");
+    let text = "\
+apiVersion: v1
+kind: Config
+clusters: [{name: nobody, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: nobody, user: {}}]
+contexts: [{name: nobody, context: {cluster: nobody, user: nobody}}]
+current-context: nobody
+";
+    fs::write(&path, text).unwrap();
+    let args = ["--kubeconfig".to_owned(), path.to_str().unwrap().to_owned()];
+    (folder, args)
+}
+
+/// Longer than the agent waits for the addresses of its Node before it decides without them.
+const WITHOUT_NODE: Duration = Duration::from_secs(6);
+
+#[test]
+fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
+    let mut running = running();
+    let mut connections = running.connections();
+    let before = links(running.world.node1());
+    running.agent().kill().unwrap();
+    let (_folder, nobody) = nobodys_kubeconfig();
+    let resized = Options {
+        maps: Maps::Resized,
+        ..Options::default()
+    };
+    let mut logs = String::new();
+    for round in ["first", "second"] {
+        let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &resized).unwrap();
+        agent.wait_for_log(SOON, "started").unwrap();
+        thread::sleep(WITHOUT_NODE);
+        Running::still_answer(round, &mut connections);
+        running.new_ones_are_answered();
+        logs.push_str(&agent.log().unwrap());
+        agent.kill().unwrap();
+        Running::still_answer(round, &mut connections);
+        running.new_ones_are_answered();
+    }
+    assert!(!logs.contains("link is served"), "{logs}");
+    assert_eq!(links(running.world.node1()), before);
+
+    // The old sizes take the old maps over, and with them the connections.
+    let agent = Agent::spawn_reading(running.world.node1(), &nobody, &Options::default());
+    let mut agent = agent.unwrap();
+    agent.wait_for_log(SOON, "taking over the maps").unwrap();
+    agent.wait_for_log(SOON, "link is served").unwrap();
+    Running::still_answer("with the old sizes", &mut connections);
+    agent.stop().unwrap();
+
+    // With objects to serve, the new sizes come into use.
+    let agent = Agent::start(running.world.node1(), &running.world.source, &resized).unwrap();
+    running.new_ones_are_answered();
+    assert_ne!(links(running.world.node1()), before);
+    agent.stop().unwrap();
+    let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &resized).unwrap();
+    agent.wait_for_log(SOON, "taking over the maps").unwrap();
+    running.new_ones_are_answered();
+}
+
+#[test]
+fn a_second_agent_ends_at_once_and_says_why() {
+    let mut running = running();
+    let mut connections = running.connections();
+    let before = links(running.world.node1());
+    let mut second = Agent::spawn(running.world.node1(), &running.world.source, &Options::default()).unwrap();
+    let said = second
+        .wait_for_log(SOON, "an lb-agent is running on this node")
+        .unwrap();
+    assert!(said.contains("stop it first"), "{said}");
+    let end = second.wait_for_log(SOON, "what it never says").unwrap_err();
+    assert!(format!("{end:#}").contains("it has ended: exit status 1"), "{end:#}");
+    assert_eq!(links(running.world.node1()), before);
+    Running::still_answer("beside a second agent", &mut connections);
+    running.new_ones_are_answered();
+    running.agent().stop().unwrap();
 }

@@ -15,7 +15,7 @@ use tracing::info;
 
 use super::{
     numbers::Numbers,
-    port::{Backend, Programmed, free_backend, key},
+    port::{Backend, Programmed, freed, key},
     ranges::Ranges,
     services::{Later, Row, Services, in_bounds},
     table::Tables,
@@ -138,11 +138,10 @@ impl Services {
         }
         let used: BTreeSet<u32> = found.backends.iter().map(|(number, _)| *number).collect();
         self.backend_numbers = Numbers::new(backend_limit, &used);
-        for number in used.iter().filter(|number| !adopted_backends.contains(*number)) {
-            if *number == 0 {
-                self.later.backends.push((0, free_backend(self.generation(0))));
-            } else {
-                self.free_backend(*number);
+        for (number, value) in found.backends.iter().filter(|(n, _)| !adopted_backends.contains(n)) {
+            self.later.backends.push((*number, freed(*value)));
+            if *number != 0 {
+                self.backend_numbers.retire(*number);
             }
         }
         let in_use: Vec<_> = ranges(&self.rows, self.tables.slots.capacity()).collect();

@@ -6,7 +6,9 @@ use anyhow::Context as _;
 use tracing::warn;
 
 use super::{
-    clsact,
+    capabilities,
+    clsact::{self, Qdisc},
+    lock::Lock,
     pins::{self, Pins},
 };
 use crate::kernel::nft;
@@ -15,15 +17,28 @@ use crate::kernel::nft;
 /// `bpffs`, those on the links of this network namespace. Says what it removed. Where there is
 /// nothing, there is nothing to say.
 pub fn cleanup(bpffs: &Path) -> anyhow::Result<Vec<String>> {
+    capabilities::check_to_clean_up()?;
     let mut removed = Vec::new();
+    let pins = match Pins::new(bpffs) {
+        Ok(pins) => Some(pins),
+        Err(error) => {
+            warn!("nothing is pinned: {error:#}");
+            None
+        }
+    };
+    let lock = match &pins {
+        Some(pins) => Lock::take(pins.root())?,
+        None => None,
+    };
     // First the programs, then what they stand on.
-    match Pins::new(bpffs) {
-        Ok(pins) => remove_pins(&pins, &mut removed)?,
-        Err(error) => warn!("nothing is pinned: {error:#}"),
+    if let Some(pins) = &pins {
+        remove_pins(pins, &mut removed)?;
     }
     for link in nix::net::if_::if_nameindex().context("cannot list the links")?.iter() {
         let name = link.name().to_string_lossy();
-        match clsact::detach(link.index()) {
+        // Who made the qdisc of a filter of ours is not known any more. If nothing else is on it, it is
+        // most likely ours, and empty in any case.
+        match clsact::detach(link.index(), Qdisc::Made) {
             Ok(filters) => {
                 removed.extend(filters.into_iter().map(|filter| format!("filter {filter} on {name}")));
             }
@@ -34,23 +49,35 @@ pub fn cleanup(bpffs: &Path) -> anyhow::Result<Vec<String>> {
     if nft::remove()? {
         removed.push(format!("nft table {}", nft::TABLE));
     }
+    // Last, since an agent may start when its lock has gone with it.
+    if let Some(pins) = &pins {
+        remove_folder(pins.root())?;
+    }
+    drop(lock);
     Ok(removed)
 }
 
+/// Unpins links, then maps.
 fn remove_pins(pins: &Pins, removed: &mut Vec<String>) -> anyhow::Result<()> {
-    for version in pins::names(pins.root())? {
-        for kind in ["links", "maps"] {
-            let folder = pins.root().join(&version).join(kind);
-            for name in pins::names(&folder)? {
+    let names = |folder: &Path| pins::names(folder).with_context(|| format!("cannot read {}", folder.display()));
+    for version in names(pins.root())? {
+        let version = pins.root().join(version);
+        for (kind, folder) in [("link", "links"), ("map", "maps"), ("unfilled map", "unfilled-maps")] {
+            let folder = version.join(folder);
+            for name in names(&folder)? {
                 let path = folder.join(&name);
                 pins::remove(&path).with_context(|| format!("cannot unpin {}", path.display()))?;
-                removed.push(format!("{} {name}", kind.trim_end_matches('s')));
+                removed.push(format!("{kind} {name}"));
             }
         }
     }
-    match fs::remove_dir_all(pins.root()) {
+    Ok(())
+}
+
+fn remove_folder(folder: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", pins.root().display()))
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
         }
         _ => Ok(()),
     }

@@ -29,6 +29,15 @@ const HANDLE: u32 = 0x6c62;
 /// `ETH_P_ALL`.
 const ALL_PROTOCOLS: u16 = 3;
 
+/// Who made the clsact qdisc of a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Qdisc {
+    /// We did.
+    Made,
+    /// It was there.
+    Found,
+}
+
 /// One filter of a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Filter {
@@ -47,9 +56,9 @@ impl Filter {
 }
 
 /// Puts the program on the link, first in the chain, or in the place of ours that is there.
-pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>, name: &str) -> io::Result<Qdisc> {
     let mut connection = Connection::open()?;
-    connection.add_qdisc(ifindex)?;
+    let qdisc = connection.add_qdisc(ifindex)?;
     let chain = connection.filters(ifindex, direction)?;
     let (priority, handle) = match chain.iter().find(|filter| filter.is_ours()) {
         Some(ours) => (ours.priority, ours.handle),
@@ -65,7 +74,8 @@ pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>
         TcAttribute::Kind(TcFilterBpf::KIND.to_owned()),
         TcAttribute::Options(options.into_iter().map(TcOption::Bpf).collect()),
     ];
-    connection.request(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
+    connection.request(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)?;
+    Ok(qdisc)
 }
 
 /// The filters of the link, in the order in which they run.
@@ -73,9 +83,20 @@ pub(super) fn chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter
     Connection::open()?.filters(ifindex, direction)
 }
 
-/// Takes our filters off the link, and its clsact qdisc with the last filter. Returns the names of
-/// those taken off.
-pub(super) fn detach(ifindex: u32) -> io::Result<Vec<String>> {
+/// Whether a filter of ours is on the link.
+pub(super) fn has_ours(ifindex: u32) -> io::Result<bool> {
+    let mut connection = Connection::open()?;
+    for direction in Direction::ALL {
+        if connection.filters(ifindex, direction)?.iter().any(Filter::is_ours) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Takes our filters off the link, and its clsact qdisc with the last filter if we made it. Returns the
+/// names of those taken off.
+pub(super) fn detach(ifindex: u32, qdisc: Qdisc) -> io::Result<Vec<String>> {
     let mut connection = Connection::open()?;
     let mut removed = Vec::new();
     let mut others = false;
@@ -91,7 +112,7 @@ pub(super) fn detach(ifindex: u32) -> io::Result<Vec<String>> {
             removed.push(filter.name);
         }
     }
-    if !removed.is_empty() && !others {
+    if qdisc == Qdisc::Made && !removed.is_empty() && !others {
         let message = qdisc_message(ifindex)?;
         connection.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0)?;
     }
@@ -180,11 +201,11 @@ impl Connection {
         Ok(Self { socket, sequence: 0 })
     }
 
-    fn add_qdisc(&mut self, ifindex: u32) -> io::Result<()> {
+    fn add_qdisc(&mut self, ifindex: u32) -> io::Result<Qdisc> {
         let message = RouteNetlinkMessage::NewQueueDiscipline(qdisc_message(ifindex)?);
         match self.request(message, NLM_F_CREATE | NLM_F_EXCL) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            result => result,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Qdisc::Found),
+            result => result.map(|()| Qdisc::Made),
         }
     }
 

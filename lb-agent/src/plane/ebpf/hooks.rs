@@ -4,7 +4,7 @@
 //! its hook when the agent goes, and goes from it when the pin does.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs::File,
     io,
     os::{
@@ -18,15 +18,21 @@ use anyhow::Context as _;
 use tracing::{debug, info, warn};
 
 use super::{
-    clsact,
-    object::{LINK_PROGRAMS, Programs, SOCKET_PROGRAMS, link_program},
+    clsact::{self, Qdisc},
+    object::{Programs, SOCKET_PROGRAMS, link_program},
     pins::{self, LinkName, Pins},
     sys::{self, Direction, Target},
 };
 use crate::{
     kernel::links::{Link, LinkEvent},
-    plane::PlaneError,
+    plane::{LinkState, PlaneError},
 };
+
+/// The order in which a link gets its programs: an answer must never meet a link that cannot
+/// translate it, while a client that is not translated yet only asks again.
+const ATTACH_ORDER: [Direction; 2] = [Direction::Egress, Direction::Ingress];
+/// The order in which it loses them, for the same reason.
+const DETACH_ORDER: [Direction; 2] = [Direction::Ingress, Direction::Egress];
 
 /// How programs are attached to links.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +51,8 @@ pub(super) struct Hooks {
     pins: Pins,
     programs: Programs,
     way: Way,
+    /// Links whose clsact qdisc we made; another's stays when our programs go.
+    made_qdiscs: HashSet<u32>,
     /// Programs of others that run before ours, as last reported.
     foreign: HashMap<(u32, Direction), Vec<String>>,
 }
@@ -56,23 +64,30 @@ impl Hooks {
             pins,
             programs,
             way: if force_clsact { Way::Clsact } else { Way::TcxIfThere },
+            made_qdiscs: HashSet::new(),
             foreign: HashMap::new(),
         }
     }
 
-    /// Puts our programs in the place of those that an earlier agent left on links. What the link is
-    /// by now, its next event tells; here each program is replaced by the one of its name.
-    pub(super) fn adopt_links(&self) -> io::Result<()> {
+    /// Unpins what an earlier agent left and is certainly no use any more: links that have lost their
+    /// hook. A program that is on its hook serves on until the next event of its link, which each link
+    /// has soon after a start, tells which of ours takes its place. So nobody has to ask the kernel
+    /// what program it is, which takes `CAP_SYS_ADMIN`. What cannot be told is left alone: to unpin it
+    /// might be to stop what serves.
+    pub(super) fn unpin_useless(&self) -> io::Result<()> {
         for name in self.pins.link_names()? {
             let path = self.pins.link(LinkName::parse(&name));
             match LinkName::parse(&name) {
-                LinkName::Tcx(direction, ifindex) => {
-                    let result = self.adopt_link(&path, direction, ifindex);
-                    if !matches!(result, Ok(true)) {
-                        debug!(pin = %path.display(), ?result, "unpinning a link that is no use");
+                LinkName::Tcx(direction, ifindex) => match self.alive(&path, direction, ifindex) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => {
+                        debug!(pin = %path.display(), "unpinning a link that is no use");
                         pins::remove(&path)?;
                     }
-                }
+                    Err(error) => {
+                        warn!(pin = %path.display(), %error, "left as it is: cannot tell whether it is of use");
+                    }
+                },
                 LinkName::Cgroup(program) => {
                     // Known ones have their turn with `attach_sockets`.
                     if SOCKET_PROGRAMS.iter().all(|(known, _)| *known != program) {
@@ -83,19 +98,6 @@ impl Hooks {
             }
         }
         Ok(())
-    }
-
-    /// Whether the pinned link is one of ours and alive, and now has our program.
-    fn adopt_link(&self, path: &Path, direction: Direction, ifindex: u32) -> io::Result<bool> {
-        let Some(link) = self.alive(path, direction, ifindex)? else {
-            return Ok(false);
-        };
-        let current = sys::program_name(link.program)?;
-        if !LINK_PROGRAMS.contains(&current.as_str()) {
-            return Ok(false);
-        }
-        sys::update_link(link.fd.as_fd(), self.programs.get(&current)?.fd())?;
-        Ok(true)
     }
 
     /// The pinned link, if it is on this link of this network namespace. An interface index alone
@@ -109,7 +111,11 @@ impl Hooks {
         if info.target != Target::Tcx(ifindex) {
             return Ok(None);
         }
-        let chain = sys::tcx_chain(ifindex, direction)?;
+        let chain = match sys::tcx_chain(ifindex, direction) {
+            // It went on to another namespace, or has just gone.
+            Err(error) if is_gone(&error) => return Ok(None),
+            result => result?,
+        };
         let is_there = chain.iter().any(|entry| entry.link == info.id);
         Ok(is_there.then_some(AttachedLink {
             fd,
@@ -118,23 +124,20 @@ impl Hooks {
     }
 
     /// Does what the event asks for.
-    pub(super) fn link(&mut self, event: &LinkEvent) -> Result<(), PlaneError> {
+    pub(super) fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
         match event {
             LinkEvent::Is(link) => self.attach(link),
-            LinkEvent::Gone { index } => self.detach(*index),
+            LinkEvent::Gone { index } => self.detach(*index).map(|()| LinkState::Gone),
         }
     }
 
-    fn attach(&mut self, link: &Link) -> Result<(), PlaneError> {
-        for direction in Direction::ALL {
+    fn attach(&mut self, link: &Link) -> Result<LinkState, PlaneError> {
+        for direction in ATTACH_ORDER {
             let program = link_program(link, direction);
             match self.attach_program(link.index, direction, program) {
                 Ok(()) => self.report_foreign(link, direction),
                 // It went in the meantime; its event is on the way.
-                Err(error) if is_gone(&error) => {
-                    debug!(link = %link.name, "gone before it had its programs");
-                    return Ok(());
-                }
+                Err(error) if is_gone(&error) => return Ok(LinkState::Gone),
                 Err(source) => {
                     return Err(PlaneError::Kernel {
                         what: format!(
@@ -147,18 +150,19 @@ impl Hooks {
                 }
             }
         }
-        debug!(link = %link.name, index = link.index, role = ?link.role, "has its programs");
-        Ok(())
+        Ok(LinkState::Served)
     }
 
     fn attach_program(&mut self, ifindex: u32, direction: Direction, name: &str) -> io::Result<()> {
         let program = self.programs.get(name)?;
         let path = self.pins.link(LinkName::Tcx(direction, ifindex));
         if self.way == Way::Clsact {
-            clsact::attach(ifindex, direction, program.fd(), name)?;
+            if clsact::attach(ifindex, direction, program.fd(), name)? == Qdisc::Made {
+                self.made_qdiscs.insert(ifindex);
+            }
             return pins::remove(&path).map(drop);
         }
-        if let Ok(Some(attached)) = self.alive(&path, direction, ifindex) {
+        if let Some(attached) = self.alive(&path, direction, ifindex)? {
             if attached.program == program.id {
                 return Ok(());
             }
@@ -184,13 +188,18 @@ impl Hooks {
             what: format!("{what} link with index {ifindex}"),
             source,
         };
-        for direction in Direction::ALL {
+        for direction in DETACH_ORDER {
             self.foreign.remove(&(ifindex, direction));
             let path = self.pins.link(LinkName::Tcx(direction, ifindex));
             pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;
         }
         if self.way == Way::Clsact {
-            match clsact::detach(ifindex) {
+            let qdisc = if self.made_qdiscs.remove(&ifindex) {
+                Qdisc::Made
+            } else {
+                Qdisc::Found
+            };
+            match clsact::detach(ifindex, qdisc) {
                 Err(error) if !is_gone(&error) => {
                     return Err(kernel("detach the programs of", error));
                 }
@@ -233,8 +242,11 @@ impl Hooks {
         let before = chain.into_iter().take_while(|entry| entry.link != ours);
         Ok(before
             .map(|entry| {
-                let name = sys::program_name(entry.program).unwrap_or_default();
-                format!("{name} (id {})", entry.program)
+                // The name takes CAP_SYS_ADMIN.
+                match sys::program_name(entry.program) {
+                    Ok(name) => format!("{name} (id {})", entry.program),
+                    Err(_) => format!("id {}", entry.program),
+                }
             })
             .collect())
     }
@@ -272,9 +284,8 @@ impl Hooks {
         let program = self.programs.get(name)?;
         let path = self.pins.link(LinkName::Cgroup(name));
         if let Some(fd) = pins::open(&path)? {
-            let is_here = sys::link_info(fd.as_fd())?.target == Target::Cgroup(cgroup_id);
-            if is_here && sys::update_link(fd.as_fd(), program.fd()).is_ok() {
-                return Ok(());
+            if sys::link_info(fd.as_fd())?.target == Target::Cgroup(cgroup_id) {
+                return sys::update_link(fd.as_fd(), program.fd());
             }
             pins::remove(&path)?;
         }
@@ -282,9 +293,30 @@ impl Hooks {
         sys::pin(link.as_fd(), &path)
     }
 
+    /// Whether a program of ours, or of an earlier agent, is on a link, as far as can be told.
+    pub(super) fn may_serve(&self, ifindex: u32) -> bool {
+        let is_pinned = Direction::ALL.into_iter().any(|direction| {
+            let path = self.pins.link(LinkName::Tcx(direction, ifindex));
+            !matches!(self.alive(&path, direction, ifindex), Ok(None))
+        });
+        is_pinned || clsact::has_ours(ifindex).unwrap_or(false)
+    }
+
     /// Whether an earlier agent left programs on hooks.
     pub(super) fn are_in_use(&self) -> io::Result<bool> {
-        Ok(!self.pins.link_names()?.is_empty())
+        if !self.pins.link_names()?.is_empty() {
+            return Ok(true);
+        }
+        // Filters have no pins.
+        for link in nix::net::if_::if_nameindex()?.iter() {
+            match clsact::has_ours(link.index()) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) if is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 }
 

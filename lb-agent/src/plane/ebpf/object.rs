@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::Path,
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -21,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     MapSizes, messages,
-    pins::{self, Pins},
+    pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
 };
@@ -42,7 +43,7 @@ const PINNED: [&str; 7] = [
 ];
 
 /// The programs for links. Each has a twin for links whose packets have no header below IP.
-pub(super) const LINK_PROGRAMS: [&str; 6] = [
+const LINK_PROGRAMS: [&str; 6] = [
     "from_pod",
     "from_pod_l3",
     "from_outside",
@@ -118,15 +119,16 @@ pub(super) struct Loaded {
     pub(super) programs: Programs,
     /// The maps that the agent fills.
     pub(super) tables: Tables,
-    /// Whether the maps are those of an earlier agent.
+    /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
 }
 
 /// Loads the object.
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
-    let adopted = adopt_maps(pins, sizes)?;
+    let adopted = can_adopt(&pins.maps(), sizes)?;
+    let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
     let cookie = globals.netns_cookie.unwrap_or(0);
-    let paths: Vec<_> = PINNED.into_iter().map(|name| (name, pins.map(name))).collect();
+    let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
 
     let mut loader = EbpfLoader::new();
     // Our programs read no structs of the kernel, so they need nothing of its type information.
@@ -156,7 +158,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     }
     Ok(Loaded {
         programs: Programs(programs),
-        tables: tables(pins)?,
+        tables: tables(&folder)?,
         adopted,
     })
 }
@@ -177,16 +179,16 @@ fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program>
     Ok(Program { fd, id: info.id() })
 }
 
-fn tables(pins: &Pins) -> anyhow::Result<Tables> {
-    fn table<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> anyhow::Result<Box<BpfTable<K, V>>> {
-        let map = MapData::from_pin(pins.map(name)).with_context(|| format!("map {name}"))?;
+fn tables(folder: &Path) -> anyhow::Result<Tables> {
+    fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<Box<BpfTable<K, V>>> {
+        let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
         Ok(Box::new(BpfTable::new(&map).with_context(|| format!("map {name}"))?))
     }
     Ok(Tables {
-        services: table(pins, maps::SERVICES)?,
-        slots: table(pins, maps::SLOTS)?,
-        backends: table(pins, maps::BACKENDS)?,
-        node_addresses: table(pins, maps::NODE_ADDRESSES)?,
+        services: table(folder, maps::SERVICES)?,
+        slots: table(folder, maps::SLOTS)?,
+        backends: table(folder, maps::BACKENDS)?,
+        node_addresses: table(folder, maps::NODE_ADDRESSES)?,
     })
 }
 
@@ -200,10 +202,11 @@ struct Shape {
     flags: u32,
 }
 
-/// Looks at the maps that are pinned. If they are all there and all as the object and the sizes have
-/// them, the object is loaded on top of them; if not, they are unpinned, all of them, since the rows
-/// of one speak of the rows of the others. Programs that run on them keep them until they go.
-fn adopt_maps(pins: &Pins, sizes: &MapSizes) -> anyhow::Result<bool> {
+/// Looks at the maps that an earlier agent filled. If they are all there and all as the object and the
+/// sizes have them, the object is loaded on top of them; if not, on top of new ones, all of them, since
+/// the rows of one speak of the rows of the others. They stay where they are until the new ones are
+/// filled: an agent that comes before that, with the sizes that they have, can still take them over.
+fn can_adopt(folder: &Path, sizes: &MapSizes) -> anyhow::Result<bool> {
     let object = Object::parse(OBJECT).context("the embedded BPF object cannot be read")?;
     let sizes: BTreeMap<_, _> = sizes.by_name().into_iter().collect();
     let mut missing = BTreeSet::new();
@@ -220,7 +223,7 @@ fn adopt_maps(pins: &Pins, sizes: &MapSizes) -> anyhow::Result<bool> {
             max_entries: sizes.get(name).copied().unwrap_or(map.max_entries()),
             flags: map.map_flags(),
         };
-        let path = pins.map(name);
+        let path = folder.join(name);
         if !path.exists() {
             missing.insert(name);
             continue;
@@ -242,10 +245,6 @@ fn adopt_maps(pins: &Pins, sizes: &MapSizes) -> anyhow::Result<bool> {
             "the maps of an earlier agent do not fit: making new ones; flows begin anew"
         );
     }
-    for name in PINNED {
-        let path = pins.map(name);
-        pins::remove(&path).with_context(|| format!("cannot unpin {}", path.display()))?;
-    }
     Ok(false)
 }
 
@@ -258,47 +257,4 @@ fn shape(path: &std::path::Path) -> anyhow::Result<Shape> {
         max_entries: info.max_entries(),
         flags: info.map_flags(),
     })
-}
-
-/// The capabilities that are missing, by name.
-pub(super) fn missing_capabilities() -> anyhow::Result<Vec<&'static str>> {
-    let path = "/proc/self/status";
-    let status = fs::read_to_string(path).with_context(|| path.to_owned())?;
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
-        .ok_or_else(|| anyhow!("{path} has no CapEff"))?;
-    Ok(missing_of(effective))
-}
-
-/// Of a set of effective capabilities: what BPF programs for links and sockets lack.
-fn missing_of(effective: u64) -> Vec<&'static str> {
-    // Numbers of linux/capability.h.
-    const SYS_ADMIN: u32 = 21;
-    const NEEDED: [(u32, &str); 3] = [
-        (12, "CAP_NET_ADMIN"),
-        // These two were part of CAP_SYS_ADMIN before kernel 5.8, which still stands for them.
-        (38, "CAP_PERFMON"),
-        (39, "CAP_BPF"),
-    ];
-    let has = |number: u32| effective & (1 << number) != 0;
-    NEEDED
-        .into_iter()
-        .filter(|(number, _)| !(has(*number) || *number > SYS_ADMIN && has(SYS_ADMIN)))
-        .map(|(_, name)| name)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn missing_capabilities_are_named() {
-        assert_eq!(missing_of(u64::MAX), [] as [&str; 0]);
-        assert_eq!(missing_of(0), ["CAP_NET_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
-        assert_eq!(missing_of(1 << 12 | 1 << 21), [] as [&str; 0]);
-        assert_eq!(missing_of(1 << 12 | 1 << 39), ["CAP_PERFMON"]);
-    }
 }

@@ -10,7 +10,10 @@ use anyhow::{Context as _, bail};
 use lb_common::maps::LAYOUT_VERSION;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
-use super::sys::{self, Direction};
+use super::{
+    lock::Lock,
+    sys::{self, Direction},
+};
 
 /// Our folder in the bpffs.
 const FOLDER: &str = "lb-agent";
@@ -73,30 +76,45 @@ impl Pins {
         &self.root
     }
 
-    /// Makes the folders, for root only.
-    pub(super) fn create(&self) -> anyhow::Result<()> {
-        use std::os::unix::fs::DirBuilderExt as _;
-        for folder in [self.maps(), self.links()] {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&folder)
-                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    /// Makes our folder, and keeps every other agent away from it.
+    pub(super) fn lock(&self) -> anyhow::Result<Lock> {
+        loop {
+            create(&self.root)?;
+            if let Some(lock) = Lock::take(&self.root)? {
+                return Ok(lock);
+            }
         }
-        Ok(())
     }
 
-    fn maps(&self) -> PathBuf {
+    /// Makes the folders for links and for maps that are not filled yet, the latter empty: what is
+    /// in it is of an agent that never came to fill it.
+    pub(super) fn create(&self) -> anyhow::Result<()> {
+        create(&self.links())?;
+        let folder = self.unfilled_maps();
+        absent_is_none(fs::remove_dir_all(&folder))
+            .with_context(|| format!("cannot remove the folder {}", folder.display()))?;
+        create(&folder)
+    }
+
+    /// The maps that hold a complete state: those that an agent may take over.
+    pub(super) fn maps(&self) -> PathBuf {
         self.root.join(&self.version).join("maps")
+    }
+
+    /// The maps of an agent that has not had a complete state yet. (A bpffs has no names with dots.)
+    pub(super) fn unfilled_maps(&self) -> PathBuf {
+        self.root.join(&self.version).join("unfilled-maps")
+    }
+
+    /// The unfilled maps are filled: they take the place of those that were. Were it to end half
+    /// way, none would be there to take over, and the next agent would make new ones again.
+    pub(super) fn maps_are_filled(&self) -> io::Result<()> {
+        absent_is_none(fs::remove_dir_all(self.maps()))?;
+        fs::rename(self.unfilled_maps(), self.maps())
     }
 
     fn links(&self) -> PathBuf {
         self.root.join(&self.version).join("links")
-    }
-
-    /// Of a map.
-    pub(super) fn map(&self, name: &str) -> PathBuf {
-        self.maps().join(name)
     }
 
     /// Of a link.
@@ -142,6 +160,16 @@ impl Pins {
         versions.retain(|version| *version != self.version);
         Ok(versions)
     }
+}
+
+/// Makes a folder and those above it, for root only.
+fn create(folder: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(|| format!("cannot make the folder {}", folder.display()))
 }
 
 /// Opens a pin, if there is one.
@@ -197,6 +225,25 @@ mod tests {
             pins.link(LinkName::Tcx(Direction::Ingress, 7)),
             Path::new("/bpf/lb-agent/v1/links/ingress-7")
         );
+    }
+
+    #[test]
+    fn maps_can_be_taken_over_once_they_are_filled() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins {
+            root: folder.path().join("lb-agent"),
+            version: "v1".to_owned(),
+        };
+        for content in ["first", "second"] {
+            pins.create().unwrap();
+            fs::write(pins.unfilled_maps().join("MAP"), "never filled").unwrap();
+            pins.create().unwrap();
+            assert_eq!(names(&pins.unfilled_maps()).unwrap(), [""; 0]);
+            fs::write(pins.unfilled_maps().join("MAP"), content).unwrap();
+            pins.maps_are_filled().unwrap();
+            assert_eq!(fs::read_to_string(pins.maps().join("MAP")).unwrap(), content);
+            assert!(!pins.unfilled_maps().exists());
+        }
     }
 
     #[test]

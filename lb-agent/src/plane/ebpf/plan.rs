@@ -1,5 +1,7 @@
 //! What one service port's change takes: numbers, ranges, rows.
 
+use std::collections::BTreeSet;
+
 use lb_common::{BackendValue, Range, ServiceKey, ServiceValue, maps};
 
 use super::{
@@ -8,7 +10,7 @@ use super::{
     services::{Row, Services, Writes},
 };
 use crate::{
-    desired::{ServicePort, Target},
+    desired::{Endpoint, ServicePort, Target},
     plane::PlaneError,
 };
 
@@ -103,31 +105,30 @@ impl Services {
                 number
             }
         };
+        let (uses_cluster, uses_local) = (uses(service, Target::Cluster), uses(service, Target::Local));
+        let loses_frontend = old.is_some_and(|old| loses_key(old, &keys));
         let mut backends = Vec::with_capacity(service.endpoints.len());
         for (socket, endpoint) in &service.endpoints {
-            let number = match old.and_then(|old| old.backend(socket)) {
-                Some(backend) => backend.number,
-                None => {
-                    let number = self
-                        .allocate_backend()
-                        .ok_or_else(|| full(maps::BACKENDS, self.tables.backends.capacity() - 1))?;
-                    taken.backends.push(number);
-                    number
-                }
-            };
+            let old = old.and_then(|old| old.backend(socket));
+            let number = self.number_for(old, loses_frontend, taken)?;
             backends.push(Backend {
                 socket: *socket,
                 number,
-                endpoint: *endpoint,
+                // In a set that no frontend uses, an endpoint serves nobody: flows must not stay.
+                endpoint: Endpoint {
+                    on_node: endpoint.on_node,
+                    cluster: endpoint.cluster && uses_cluster,
+                    local: endpoint.local && uses_local,
+                },
             });
         }
         let mut ranges = old.map(Programmed::ranges).unwrap_or_default();
-        let cluster = if uses(service, Target::Cluster) {
+        let cluster = if uses_cluster {
             self.range_of(numbers(&backends, |e| e.cluster), &mut ranges, taken)?
         } else {
             None
         };
-        let local = if uses(service, Target::Local) {
+        let local = if uses_local {
             self.range_of(numbers(&backends, |e| e.local), &mut ranges, taken)?
         } else {
             None
@@ -140,6 +141,36 @@ impl Services {
             local,
             found: Vec::new(),
         })
+    }
+
+    /// The number for a backend: the one that it has, but where its service port loses a frontend.
+    ///
+    /// Flows to a lost frontend hold on to their backend for as long as its number says that it serves,
+    /// and nobody looks at the frontend again: datagrams would go to a service that has given the port
+    /// away, as would the first segment of a new connection with the ports of an old one. With a new
+    /// number the old one is nobody's, so each of them draws again, by what the frontend is now. An
+    /// established TCP connection never asks for the state of its backend and goes on. Flows to the
+    /// frontends that stay draw again too; that is rare, and cheaper than numbers for each frontend.
+    fn number_for(
+        &mut self,
+        old: Option<&Backend>,
+        loses_frontend: bool,
+        taken: &mut Taken,
+    ) -> Result<u32, PlaneError> {
+        if let Some(old) = old
+            && !loses_frontend
+        {
+            return Ok(old.number);
+        }
+        match (self.allocate_backend(), old) {
+            (Some(number), _) => {
+                taken.backends.push(number);
+                Ok(number)
+            }
+            // That the frontend goes must not fail for want of numbers.
+            (None, Some(old)) => Ok(old.number),
+            (None, None) => Err(full(maps::BACKENDS, self.tables.backends.capacity() - 1)),
+        }
     }
 
     /// A range for a set: one of those that hold it, or a fresh one, which joins them.
@@ -168,7 +199,7 @@ impl Services {
         for backend in &new.backends {
             let value = backend.value(new.number, self.generation(backend.number));
             let old = plan.old.as_ref().and_then(|old| old.backend(&backend.socket));
-            let Some(old) = old else {
+            let Some(old) = old.filter(|old| old.number == backend.number) else {
                 writes.backends.push(index, backend.number, value);
                 continue;
             };
@@ -213,4 +244,10 @@ impl Services {
             }
         }
     }
+}
+
+/// Whether a frontend of `old` is not among `keys`.
+fn loses_key(old: &Programmed, keys: &[ServiceKey]) -> bool {
+    let keys: BTreeSet<&ServiceKey> = keys.iter().collect();
+    old.keys.iter().any(|key| !keys.contains(key))
 }

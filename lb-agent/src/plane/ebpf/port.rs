@@ -37,7 +37,7 @@ pub(super) struct Backend {
     pub(super) socket: SocketAddr,
     /// Its index in the map `BACKENDS`.
     pub(super) number: u32,
-    /// What it is to the service.
+    /// What it is to the service: a member of those sets only that a frontend uses.
     pub(super) endpoint: Endpoint,
 }
 
@@ -60,14 +60,11 @@ impl Backend {
     }
 }
 
-/// The row of a number that belongs to nobody. The generation stays, so that the next owner's is
-/// another.
-pub(super) fn free_backend(generation: u32) -> BackendValue {
-    BackendValue {
-        state: FREE,
-        generation,
-        ..BackendValue::default()
-    }
+/// The row of a number that belongs to nobody any more. Only the state is another: the kernel does not
+/// write the row of an array at once, and a program that reads it meanwhile must not find a serving
+/// backend with half an address. And the generation stays, so that the next owner's is another.
+pub(super) const fn freed(value: BackendValue) -> BackendValue {
+    BackendValue { state: FREE, ..value }
 }
 
 impl Programmed {

@@ -12,14 +12,14 @@ use std::{
 };
 
 use lb_common::{Address, BackendValue, NodeAddressValue, Range, ServiceKey, ServiceValue, maps, node::NODE_PORTS};
-use tracing::{debug, error};
+use tracing::error;
 
 use super::{
     adopt::Found,
     batch::{Batch, Written, refused},
     numbers::Numbers,
     plan::Plan,
-    port::{Programmed, free_backend},
+    port::{Backend, Programmed, freed},
     ranges::Ranges,
     table::Tables,
 };
@@ -211,10 +211,7 @@ impl Services {
                 self.ports.insert(name.clone(), port);
             }
             match failure {
-                None => {
-                    debug!(service = %name, "programmed");
-                    outcome.programmed += 1;
-                }
+                None => outcome.programmed += 1,
                 Some(error) => failed.push((wanted, error)),
             }
         }
@@ -318,8 +315,8 @@ impl Services {
         }
         for backend in &old.backends {
             let kept = plan.new.as_ref().and_then(|new| new.backend(&backend.socket));
-            if kept.is_none() {
-                self.free_backend(backend.number);
+            if kept.is_none_or(|kept| kept.number != backend.number) {
+                self.free_backend(old.number, backend);
             }
         }
         if plan.new.is_none() {
@@ -334,8 +331,11 @@ impl Services {
         for range in plan.taken.ranges {
             self.slots.retire(range);
         }
-        for number in plan.taken.backends {
-            self.free_backend(number);
+        let taken: BTreeSet<u32> = plan.taken.backends.into_iter().collect();
+        if let Some(new) = &plan.new {
+            for backend in new.backends.iter().filter(|b| taken.contains(&b.number)) {
+                self.free_backend(new.number, backend);
+            }
         }
         if let Some(number) = plan.taken.service {
             self.service_numbers.retire(number);
@@ -343,11 +343,11 @@ impl Services {
         plan.old
     }
 
-    /// Marks a backend as gone, and lets its number rest.
-    pub(super) fn free_backend(&mut self, number: u32) {
-        let generation = self.generation(number);
-        self.later.backends.push((number, free_backend(generation)));
-        self.backend_numbers.retire(number);
+    /// Marks a backend of a service port as gone, and lets its number rest.
+    fn free_backend(&mut self, service: u32, backend: &Backend) {
+        let value = backend.value(service, self.generation(backend.number));
+        self.later.backends.push((backend.number, freed(value)));
+        self.backend_numbers.retire(backend.number);
     }
 
     /// The generation last written for a number.

@@ -5,7 +5,10 @@ mod properties;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lb_common::backend::DRAINING;
+use lb_common::{
+    BackendValue,
+    backend::{DRAINING, FREE, SERVING},
+};
 
 use self::maps::Maps;
 use crate::{
@@ -321,4 +324,89 @@ fn a_restart_keeps_numbers_of_what_stays() {
     maps.assert_hold(&state(&[("web", &after)]));
     assert_eq!(maps.backend("10.0.0.2:80").unwrap(), kept);
     assert_eq!(maps.row("10.96.0.10:80").unwrap().service, number);
+}
+
+#[test]
+fn what_loses_a_frontend_gets_new_numbers_so_that_flows_to_it_draw_again() {
+    let maps = Maps::roomy();
+    let mut agent = maps.agent();
+    let endpoints = [("10.0.0.1:80", REMOTE), ("10.0.0.2:80", LEAVING)];
+    let both = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)], &endpoints);
+    agent.replace(&state(&[("a", &both)]));
+    let before: Vec<_> = endpoints.map(|(e, _)| maps.backend(e).unwrap()).into();
+
+    // The NodePort passes to another service.
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &endpoints);
+    let other = service(&[("*:30080", CLUSTER)], &[("10.0.1.1:80", REMOTE)]);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&one)), ("b", Some(&other))])));
+    maps.assert_hold(&state(&[("a", &one), ("b", &other)]));
+    for (number, value) in &before {
+        let row = maps.backends.with(|memory| memory.rows[number]);
+        assert_eq!((row.state, row.generation), (FREE, value.generation));
+    }
+
+    // A frontend more changes nothing.
+    let kept = maps.backend("10.0.0.1:80").unwrap();
+    let more = service(&[("10.96.0.10:80", CLUSTER), ("*:30081", CLUSTER)], &endpoints);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&more))])));
+    assert_eq!(maps.backend("10.0.0.1:80").unwrap(), kept);
+
+    // Nor does it matter whether it was lost while no agent ran.
+    let mut agent = maps.agent();
+    assert_all_well(&agent.replace(&state(&[("a", &one), ("b", &other)])));
+    assert_ne!(maps.backend("10.0.0.1:80").unwrap().0, kept.0);
+    maps.assert_hold(&state(&[("a", &one), ("b", &other)]));
+}
+
+#[test]
+fn a_frontend_goes_also_where_there_are_no_new_numbers() {
+    let maps = Maps::new(10, 10, 2);
+    let mut agent = maps.agent();
+    let both = service(
+        &[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)],
+        &[("10.0.0.1:80", REMOTE)],
+    );
+    agent.replace(&state(&[("a", &both)]));
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&one))])));
+    maps.assert_hold(&state(&[("a", &one)]));
+}
+
+#[test]
+fn a_number_is_freed_by_its_state_alone() {
+    let maps = Maps::roomy();
+    let mut agent = maps.agent();
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
+    for restarts in [false, true] {
+        agent.replace(&state(&[("a", &one)]));
+        let (number, serving) = maps.backend("10.0.0.1:80").unwrap();
+        if restarts {
+            agent = maps.agent();
+            assert_all_well(&agent.replace(&state(&[])));
+        } else {
+            assert_all_well(&agent.apply(&change(&[("a", None)])));
+        }
+        let freed = maps.backends.with(|memory| memory.rows[&number]);
+        assert_eq!(freed, BackendValue { state: FREE, ..serving });
+    }
+}
+
+#[test]
+fn an_endpoint_of_a_set_that_no_frontend_uses_serves_nobody() {
+    let maps = Maps::roomy();
+    let mut agent = maps.agent();
+    // Terminating on this node, while others are ready: only the local set has it.
+    let last_here = Endpoint {
+        on_node: true,
+        cluster: false,
+        local: true,
+    };
+    let endpoints = [("10.0.0.1:80", REMOTE), ("10.0.0.2:80", last_here)];
+    let local = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", LOCAL_ONLY)], &endpoints);
+    agent.replace(&state(&[("a", &local)]));
+    assert_eq!(maps.backend("10.0.0.2:80").unwrap().1.state, SERVING);
+    let cluster = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)], &endpoints);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&cluster))])));
+    assert_eq!(maps.backend("10.0.0.2:80").unwrap().1.state, DRAINING);
+    maps.assert_hold(&state(&[("a", &cluster)]));
 }

@@ -329,9 +329,10 @@ impl Maps {
             .services
             .values()
             .filter(|service| !service.frontends.is_empty())
-            .flat_map(|service| &service.endpoints)
-            .map(|(socket, endpoint)| {
-                let serving = endpoint.cluster || endpoint.local;
+            .flat_map(|service| service.endpoints.iter().map(move |endpoint| (service, endpoint)))
+            .map(|(service, (socket, endpoint))| {
+                let uses = |target| service.frontends.values().any(|r| r.near == target || r.far == target);
+                let serving = endpoint.cluster && uses(Target::Cluster) || endpoint.local && uses(Target::Local);
                 let state = if serving { SERVING } else { DRAINING };
                 (*socket, state, if endpoint.on_node { LOCAL } else { 0 })
             })
