@@ -62,10 +62,10 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
         .is_some_and(|reverse| !expired(reverse, now))
 }
 
-/// Whether a UDP row has been silent for too long.
+/// Whether a row has been silent for too long. Another CPU may have used it after `now` was read.
 #[inline(always)]
 fn expired(row: &FlowValue, now: u64) -> bool {
-    now.wrapping_sub(row.last_seen) > config::udp_timeout() && now > row.last_seen
+    now.saturating_sub(row.last_seen) > config::udp_timeout()
 }
 
 /// The key of the reverse row that belongs to the forward row `row` of `packet`.
@@ -237,10 +237,13 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let held = unsafe { &*held };
     let same_frontend =
         held.address == reverse.address && held.port == reverse.port && held.client_port == reverse.client_port;
-    let over = held.flags & CLOSING != 0
-        || (packet.protocol != TCP && expired(held, row.last_seen))
-        || service::backend_state(held.backend, held.generation).unwrap_or(FREE) == FREE;
-    (same_frontend || over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
+    let silent = expired(held, row.last_seen);
+    let gone = service::backend_state(held.backend, held.generation).unwrap_or(FREE) == FREE;
+    let closing = held.flags & CLOSING != 0;
+    // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
+    // One branch for all of it: the verifier follows each on every attempt.
+    let over = closing | (silent & gone) | ((packet.protocol != TCP) & (silent | gone));
+    (same_frontend | over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
 }
 
 #[inline(always)]

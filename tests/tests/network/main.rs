@@ -8,6 +8,7 @@ mod bad_input;
 mod bare;
 mod changes;
 mod cleanup;
+mod clsact;
 mod endpoints;
 mod fixture;
 mod interrupt;

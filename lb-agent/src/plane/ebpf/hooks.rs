@@ -193,7 +193,8 @@ impl Hooks {
             let path = self.pins.link(LinkName::Tcx(direction, ifindex));
             pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;
         }
-        if self.way == Way::Clsact {
+        // Before the first attach it is not known what an earlier agent used.
+        if self.way != Way::Tcx {
             let qdisc = if self.made_qdiscs.remove(&ifindex) {
                 Qdisc::Made
             } else {

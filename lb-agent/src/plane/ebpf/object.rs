@@ -11,7 +11,8 @@ use anyhow::{Context as _, anyhow, bail};
 use aya::{
     EbpfLoader,
     maps::{MapData, MapInfo},
-    programs::Program as AyaProgram,
+    programs::{Program as AyaProgram, ProgramType},
+    sys::{BpfHelper, is_helper_supported},
 };
 use aya_obj::{
     Object,
@@ -135,6 +136,8 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     loader.btf(None);
     loader.override_global(config::NETNS_COOKIE, &cookie, true);
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
+    let has_set_retval = u32::from(has_set_retval());
+    loader.override_global(config::HAS_SET_RETVAL, &has_set_retval, true);
     for (name, size) in sizes.by_name() {
         loader.map_max_entries(name, size);
     }
@@ -161,6 +164,21 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         tables: tables(&folder)?,
         adopted,
     })
+}
+
+/// Whether a refused call can fail with ECONNREFUSED (kernel 5.18). Without it, it fails with EPERM.
+fn has_set_retval() -> bool {
+    match is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval) {
+        Ok(true) => true,
+        Ok(false) => {
+            info!("this kernel has no bpf_set_retval (before 5.18): processes of the host are refused with EPERM");
+            false
+        }
+        Err(error) => {
+            debug!(%error, "cannot ask for bpf_set_retval");
+            true
+        }
+    }
 }
 
 fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program> {

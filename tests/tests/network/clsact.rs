@@ -1,0 +1,131 @@
+//! Kernels before 6.6 have no TCX: the plane then attaches to the clsact qdisc. This kernel has it, so the plane is
+//! told to do without.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use lb_agent::desired::{
+    Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol as Transport, Route, ServicePort,
+    ServicePortName, State, Target,
+};
+use lb_agent::kernel::links::{Link, LinkEvent, Role};
+use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, cleanup};
+use lb_agent::plane::{LinkState, Plane as _};
+use lb_tests::client::{Client, Protocol};
+use lb_tests::network::{Attachment, Node, Pod};
+
+use crate::fixture::World;
+
+const NODE_PORT: u16 = 30_001;
+const SMALL: MapSizes = MapSizes {
+    services: 1024,
+    slots: 1024,
+    backends: 1024,
+    flows: 1024,
+    sockets: 1024,
+};
+
+/// One backend behind a NodePort, in both families and protocols.
+fn state(node: &Node, backend: &Pod) -> State {
+    let route = Route {
+        near: Target::Cluster,
+        far: Target::Cluster,
+        masquerade: Masquerade::RemoteBackend,
+    };
+    let mut services = BTreeMap::new();
+    for address in backend.addresses() {
+        for protocol in [Transport::Tcp, Transport::Udp] {
+            let family = Family::of(address);
+            let name = ServicePortName {
+                namespace: "default".to_owned(),
+                name: "web".to_owned(),
+                port: String::new(),
+                protocol,
+                family,
+            };
+            let frontend = Frontend {
+                address: FrontendAddress::NodePort(family),
+                port: NODE_PORT.try_into().unwrap(),
+                protocol,
+            };
+            let endpoint = Endpoint {
+                on_node: false,
+                cluster: true,
+                local: false,
+            };
+            let endpoints = BTreeMap::from([(SocketAddr::new(address, lb_tests::stage::TARGET), endpoint)]);
+            services.insert(
+                name,
+                ServicePort {
+                    frontends: BTreeMap::from([(frontend, route)]),
+                    endpoints,
+                },
+            );
+        }
+    }
+    State {
+        services,
+        node_port_addresses: BTreeSet::from(node.addresses()),
+    }
+}
+
+/// Starts a plane in the node's namespace, fills it and attaches it to the uplink and to the pod's link. It works on
+/// when it is dropped, as always.
+fn serve(node: &Node, pod: &Pod, state: &State) {
+    let links = [(node.uplink(), Role::Uplink), (pod.host_link(), Role::Pod)];
+    let serve = || {
+        let mut plane = EbpfPlane::start(EbpfOptions {
+            bpffs: node.bpffs().path(),
+            cgroup: None,
+            masquerade_mark: 0x4000,
+            sizes: SMALL,
+            force_clsact: true,
+        })?;
+        let outcome = plane.replace(state)?;
+        assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
+        for (link, role) in links {
+            let event = LinkEvent::Is(Link {
+                index: link.index,
+                name: link.name.clone(),
+                role,
+                is_ip_only: false,
+            });
+            assert_eq!(plane.link(&event)?, LinkState::Served, "{}", link.name);
+        }
+        anyhow::Ok(())
+    };
+    node.netns().run(serve).unwrap().unwrap();
+}
+
+#[track_caller]
+fn answered(client: &Client, node: &Node) {
+    for ip in node.addresses() {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            let answer = client.ask(protocol, (ip, NODE_PORT).into());
+            assert_eq!(
+                answer.map(|answer| answer.server),
+                Ok("backend".to_owned()),
+                "{protocol} to {ip}"
+            );
+        }
+    }
+}
+
+#[test]
+fn filters_serve_where_programs_cannot_be_attached_by_tcx_and_a_restart_replaces_them() {
+    let mut world = World::new();
+    let backend = world.backend(2, "backend", Attachment::Bridge);
+    let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    let (node, outside) = (world.node1(), world.network.outside().client());
+    let state = state(node, &backend);
+    for _ in 0..2 {
+        serve(node, &pod, &state);
+        answered(&pod.client(), node);
+        answered(&outside, node);
+    }
+    let removed = node.netns().run(|| cleanup(&node.bpffs().path())).unwrap().unwrap();
+    let filters = removed.iter().filter(|what| what.contains("filter")).count();
+    assert_eq!(filters, 4, "one for each direction of two links: {removed:#?}");
+    let refused = outside.ask(Protocol::Tcp, (node.addresses()[0], NODE_PORT).into());
+    assert!(refused.is_err(), "{refused:?}");
+}
