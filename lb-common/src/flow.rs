@@ -34,6 +34,22 @@ map_type!(FlowKey: 40 {
     protocol @ 36, direction @ 37, pad @ 38
 });
 
+impl FlowKey {
+    /// The key of packets from one end, address and port, to another.
+    #[inline(always)]
+    pub const fn new(direction: u8, protocol: u8, source: (Address, Port), destination: (Address, Port)) -> Self {
+        Self {
+            source: source.0,
+            destination: destination.0,
+            source_port: source.1,
+            destination_port: destination.1,
+            protocol,
+            direction,
+            pad: 0,
+        }
+    }
+}
+
 /// Client to frontend; looked up where packets come in from a link.
 pub const FORWARD: u8 = 0;
 /// Backend to client; looked up where packets go out to a link.

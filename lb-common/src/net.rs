@@ -111,6 +111,12 @@ impl Port {
         Self { be: port.to_be() }
     }
 
+    /// This port, or `other` where this is none.
+    #[inline(always)]
+    pub const fn or(self, other: Self) -> Self {
+        if self.be == 0 { other } else { self }
+    }
+
     /// The number in the byte order of the machine.
     #[inline(always)]
     pub const fn get(self) -> u16 {

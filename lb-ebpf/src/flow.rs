@@ -71,37 +71,17 @@ fn expired(row: &FlowValue, now: u64) -> bool {
 /// The key of the reverse row that belongs to the forward row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn answers(packet: &Packet, row: &FlowValue) -> FlowKey {
-    FlowKey {
-        source: row.address,
-        destination: packet.source,
-        source_port: row.port,
-        destination_port: if row.client_port == Port::NONE {
-            packet.source_port
-        } else {
-            row.client_port
-        },
-        protocol: packet.protocol,
-        direction: REVERSE,
-        pad: 0,
-    }
+    let client_port = row.client_port.or(packet.source_port);
+    let client = (packet.source, client_port);
+    FlowKey::new(REVERSE, packet.protocol, (row.address, row.port), client)
 }
 
 /// The key of the forward row that belongs to the reverse row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn asks(packet: &Packet, row: &FlowValue) -> FlowKey {
-    FlowKey {
-        source: packet.destination,
-        destination: row.address,
-        source_port: if row.client_port == Port::NONE {
-            packet.destination_port
-        } else {
-            row.client_port
-        },
-        destination_port: row.port,
-        protocol: packet.protocol,
-        direction: FORWARD,
-        pad: 0,
-    }
+    let client_port = row.client_port.or(packet.destination_port);
+    let client = (packet.destination, client_port);
+    FlowKey::new(FORWARD, packet.protocol, client, (row.address, row.port))
 }
 
 /// Marks the other row of a TCP flow as closing.
@@ -156,15 +136,12 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
     if FLOWS.get_ptr(&forward).is_some() {
         let _ = FLOWS.remove(&forward);
     }
-    let reverse = FlowKey {
-        source: packet.destination,
-        destination: packet.source,
-        source_port: packet.destination_port,
-        destination_port: packet.source_port,
-        protocol: packet.protocol,
-        direction: REVERSE,
-        pad: 0,
-    };
+    let reverse = FlowKey::new(
+        REVERSE,
+        packet.protocol,
+        (packet.destination, packet.destination_port),
+        (packet.source, packet.source_port),
+    );
     // A fresh row is that of this very connection, translated on a link that it has passed already.
     // SAFETY: two fields are read, right here.
     if unsafe { FLOWS.get(&reverse) }.is_some_and(|row| row.flags & CLOSING != 0 || expired(row, now)) {

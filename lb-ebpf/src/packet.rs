@@ -106,15 +106,12 @@ impl Packet {
     /// The key of the row that translates this packet.
     #[inline(always)]
     pub(crate) fn flow_key(&self, direction: u8) -> FlowKey {
-        FlowKey {
-            source: self.source,
-            destination: self.destination,
-            source_port: self.source_port,
-            destination_port: self.destination_port,
-            protocol: self.protocol,
+        FlowKey::new(
             direction,
-            pad: 0,
-        }
+            self.protocol,
+            (self.source, self.source_port),
+            (self.destination, self.destination_port),
+        )
     }
 
     /// TCP: the first segment of a connection.
