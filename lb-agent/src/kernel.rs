@@ -3,4 +3,4 @@
 pub mod cgroup;
 pub mod links;
 pub mod nft;
-pub mod preflight;
+pub mod sysctls;

@@ -1,7 +1,7 @@
-//! Maps `slots` and `backends`: from a drawn number to an address.
+//! Maps `SLOTS` and `BACKENDS`: from a drawn number to an address.
 //!
 //! A slot holds the number of a backend and nothing else, and a flow remembers that number. So an
-//! endpoint that goes away is one write to one row of `backends`, and what may choose anew, the next
+//! endpoint that goes away is one write to one row of `BACKENDS`, and what may choose anew, the next
 //! datagram or the next connection from the same port, finds out by itself; nobody walks the flow
 //! table. An established TCP connection does not ask: it has nowhere else to go.
 
@@ -10,7 +10,7 @@ use crate::{
     net::{Address, Port},
 };
 
-/// One endpoint of one service port. Its number is its index in the map `backends`; 0 is never used.
+/// One endpoint of one service port. Its number is its index in the map `BACKENDS`; 0 is never used.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct BackendValue {

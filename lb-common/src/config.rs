@@ -4,7 +4,7 @@
 pub const NETNS_COOKIE: &str = "NETNS_COOKIE";
 /// `u32`: the bit of the packet's mark that asks the kernel to masquerade.
 pub const MASQUERADE_MARK: &str = "MASQUERADE_MARK";
-/// `u64`: nanoseconds after which a silent UDP flow is over.
+/// `u64`: nanoseconds after which a silent UDP flow is over. The agent leaves the default; tests do not.
 pub const UDP_TIMEOUT: &str = "UDP_TIMEOUT";
 /// `u32`, 0 or 1: the kernel has `bpf_set_retval` (5.18), so a refused call can fail with ECONNREFUSED.
 /// Without it, it fails with EPERM.

@@ -1,6 +1,6 @@
-//! Map `counters`: what the data path did that is not plain translation.
+//! Map `COUNTERS`: what the data path did, by kind.
 
-/// A row of the per-CPU map `counters`, whose value is a `u64` of packets (or calls).
+/// A row of the per-CPU map `COUNTERS`, whose value is a `u64` of packets (or calls).
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Counter {
@@ -45,7 +45,7 @@ impl Counter {
         Self::DroppedNoBackend,
     ];
 
-    /// The name that logs and metrics use.
+    /// Its name, for the metrics to come.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FlowNew => "flow_new",

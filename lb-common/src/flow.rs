@@ -1,4 +1,4 @@
-//! Map `flows`: the translations in use.
+//! Map `FLOWS`: the translations in use.
 //!
 //! A flow has two rows. The forward row is found with the packet as the client sent it and says
 //! where it goes; the reverse row is found with the packet as the backend answered it and says

@@ -2,7 +2,7 @@
 //!
 //! Rules of the border: `#[repr(C)]`, integers only, padding spelled out and always zero, addresses
 //! and ports in network byte order, everything else in the byte order of the machine. Sizes and
-//! offsets are asserted at compile time, on both sides, because both sides compile this file.
+//! offsets are asserted at compile time, on both sides, because both sides compile these files.
 #![no_std]
 #![forbid(unsafe_op_in_unsafe_fn)]
 

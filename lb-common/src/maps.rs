@@ -1,4 +1,4 @@
-//! Names, sizes and pins of the maps.
+//! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
 pub const LAYOUT_VERSION: u32 = 1;

@@ -1,4 +1,4 @@
-//! Map `node_addresses`: local address → what is served on it.
+//! Map `NODE_ADDRESSES`: local address → what is served on it.
 
 use crate::layout::map_type;
 

@@ -1,4 +1,4 @@
-//! Map `services`: frontend → where its clients go.
+//! Map `SERVICES`: frontend → where its clients go.
 
 use crate::{
     layout::map_type,
@@ -35,7 +35,7 @@ impl ServiceKey {
     }
 }
 
-/// A run of entries of the map `slots`. A client that draws the number `h` of 32 bits takes the
+/// A run of entries of the map `SLOTS`. A client that draws the number `h` of 32 bits takes the
 /// slot `base + (h * count >> 32)`. An empty run (`count` 0) carries its [`Verdict`] in `base`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,4 +1,4 @@
-//! Map `sockets`: which frontend a socket of the host dialled, for the names it asks for.
+//! Map `SOCKETS`: which frontend a socket of the host dialled, for the names it asks for.
 
 use crate::{
     layout::map_type,

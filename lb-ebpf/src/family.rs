@@ -1,4 +1,5 @@
-//! IPv4 and IPv6: the only code that knows one from the other.
+//! IPv4 and IPv6: where they differ in headers, checksums and socket addresses. Only the ICMP answers
+//! (`reject`) have a second such pair.
 
 use aya_ebpf::{
     bindings::{BPF_F_PSEUDO_HDR, bpf_sock_addr},

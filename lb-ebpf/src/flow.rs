@@ -44,7 +44,8 @@ pub(crate) fn now() -> u64 {
 
 /// Whether a forward row still says where the packet goes. A TCP flow holds to its backend to the
 /// end; only its first segment may choose anew, when the connection before is over or its backend
-/// takes no new ones. A datagram chooses anew as soon as its backend is not serving any more.
+/// takes no new ones, or when no row is left to translate the answer. A datagram chooses anew as soon as
+/// its backend is not serving any more.
 #[inline(always)]
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if packet.protocol == TCP && !packet.opens_tcp() {
@@ -53,13 +54,12 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
         return false;
     }
-    packet.protocol == TCP
-        || !expired(row, now)
-        || unsafe {
-            // SAFETY: only one field is read.
-            FLOWS.get(&answers(packet, row))
-        }
-        .is_some_and(|reverse| !expired(reverse, now))
+    // A datagram on a fresh row is the ordinary case, and not worth a second look.
+    if packet.protocol != TCP && !expired(row, now) {
+        return true;
+    }
+    // SAFETY: one field is read, right here.
+    unsafe { FLOWS.get(&answers(packet, row)) }.is_some_and(|reverse| !expired(reverse, now))
 }
 
 /// Whether a row has been silent for too long. Another CPU may have used it after `now` was read.

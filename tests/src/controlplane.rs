@@ -39,7 +39,7 @@ use process::Tie;
 use server::Servers;
 use tools::Tools;
 
-/// What the DaemonSet ships: the agent's ServiceAccount, and what it may do.
+/// `deploy/rbac.yaml`: the agent's ServiceAccount, and what it may do.
 const AGENT_RBAC: &str = include_str!("../../deploy/rbac.yaml");
 
 /// How a control plane is started. The default is one on loopback, at a free port, in a folder that goes away with it.

@@ -16,18 +16,11 @@ struct Package {
     why: &'static str,
 }
 
-const PACKAGES: &[Package] = &[
-    Package {
-        program: "nft",
-        package: "nftables",
-        why: "the masquerade rule",
-    },
-    Package {
-        program: "ip",
-        package: "iproute2",
-        why: "test networks",
-    },
-];
+const PACKAGES: &[Package] = &[Package {
+    program: "nft",
+    package: "nftables",
+    why: "the masquerade rule",
+}];
 
 /// Where a program of a package may be although it is not in an ordinary user's PATH.
 const SYSTEM_FOLDERS: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Remove every trace of the agent from this node: its maps, programs, links, filters and nftables
-/// tables. Services stop working. Stop the agent first; it is not needed for this
+/// table; sysctls that it set stay. Services stop working. Stop the agent first; it is not needed for this
 #[derive(Debug, Args)]
 pub(super) struct Cleanup {
     /// The file that `lb-agent run` has its settings from, of which only `bpffs` counts here

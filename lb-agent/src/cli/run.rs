@@ -15,7 +15,7 @@ use crate::{
     agent::{Agent, Inputs, Outputs},
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
-    kernel::{cgroup, links, preflight},
+    kernel::{cgroup, links, sysctls},
     objects::{self, folder, kube},
     plane::ebpf::{EbpfOptions, EbpfPlane},
 };
@@ -136,7 +136,7 @@ async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool)
         let families: BTreeSet<Family> = served.borrow_and_update().clone();
         let new: Vec<Family> = families.difference(&checked).copied().collect();
         checked = families;
-        let findings = match preflight::check(&new) {
+        let findings = match sysctls::check(&new) {
             Ok(findings) => findings,
             Err(error) => {
                 tracing::warn!("the sysctls cannot be read: {error}");
@@ -144,7 +144,7 @@ async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool)
             }
         };
         let (done, failed) = if set {
-            preflight::set(&findings)
+            sysctls::set(&findings)
         } else {
             Default::default()
         };
@@ -156,8 +156,8 @@ async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool)
         }
         for finding in findings.iter().filter(|finding| !done.contains(finding)) {
             match finding.severity {
-                preflight::Severity::Problem => tracing::warn!("{finding}"),
-                preflight::Severity::Note => tracing::info!("{finding}"),
+                sysctls::Severity::Problem => tracing::warn!("{finding}"),
+                sysctls::Severity::Note => tracing::info!("{finding}"),
             }
         }
     }

@@ -7,8 +7,9 @@
 //! clears it afterwards; if both run, the one whose chain was registered first decides, and the
 //! outcome is a masqueraded connection either way. What differs is the range of source ports, which
 //! is why the two should not run side by side for good. Flannel's and the CNI plugins' rules match by
-//! pod addresses; a connection that has our mark gets the same source address from them. The bit
-//! stays set: whatever follows in the same hook is done with the packet, and nothing later reads it.
+//! pod addresses; a connection that has our mark gets the same source address from them. The rule
+//! leaves the bit set; the program on the outgoing link clears it, since a tunnel would copy it to the
+//! packet that it wraps around this one.
 
 use std::{
     io::{self, Write as _},

@@ -1,4 +1,4 @@
-//! From the API's types to the model's. No other file knows a field of a Kubernetes object.
+//! From the API's types to the model's. No other file knows a field of a Kubernetes object beyond its metadata.
 
 use std::{
     collections::BTreeMap,

@@ -65,8 +65,7 @@ pub struct EbpfOptions {
     pub bpffs: PathBuf,
     /// The cgroup v2 whose processes have their sockets translated; `None` leaves sockets alone.
     pub cgroup: Option<PathBuf>,
-    /// The bit of the packet mark that asks the kernel to masquerade. With 0 there is no rule for
-    /// it: somebody else masquerades.
+    /// The bit of the packet mark that asks the kernel to masquerade.
     pub masquerade_mark: u32,
     /// Sizes of the maps.
     pub sizes: MapSizes,
@@ -147,10 +146,8 @@ impl EbpfPlane {
             None => None,
         };
         let lock = pins.lock()?;
-        if options.masquerade_mark != 0 {
-            // What can fail for want of a program comes before the first trace in the bpffs.
-            nft::keep(options.masquerade_mark)?;
-        }
+        // What can fail for want of a program comes before the first pin.
+        nft::keep(options.masquerade_mark)?;
         pins.create()?;
         let globals = Globals {
             netns_cookie,

@@ -26,7 +26,7 @@ pub(super) const ADMIN: User = User {
     group: "system:masters",
 };
 
-/// The name that the token of the DaemonSet's ServiceAccount would carry, so that the shipped ClusterRoleBinding, and
+/// The name that the token of the ServiceAccount in `deploy/rbac.yaml` would carry, so that the shipped ClusterRoleBinding, and
 /// nothing made for tests, decides what the agent may do.
 pub(super) const AGENT: User = User {
     file: "lb-agent",

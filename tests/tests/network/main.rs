@@ -1,7 +1,7 @@
 //! Whole nodes made of network namespaces: objects in, connections and packets sent, outcome expected.
 //!
-//! Each test has a network of its own, so they run beside each other. They need root, the agent (`LB_AGENT`, or the one
-//! that cargo built) and nothing else; what is missing makes them fail and say so.
+//! Each test has a network of its own, so they run beside each other. They need root, `nft`, `setpriv`, the agent and
+//! `lab` (`LB_AGENT`, `LB_LAB`, or those that cargo built); what is missing makes them fail and say so.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod bad_input;

@@ -220,6 +220,15 @@ impl Datapath {
             .collect()
     }
 
+    /// Deletes the rows of one direction, as if they had been evicted.
+    pub(crate) fn forget_flows(&mut self, direction: u8) {
+        let rows = self.flows();
+        let mut flows = self.hash::<FlowKey, FlowValue>(maps::FLOWS);
+        for (key, _) in rows.iter().filter(|(key, _)| key.direction == direction) {
+            flows.remove(key).unwrap();
+        }
+    }
+
     pub(crate) fn counter(&mut self, counter: Counter) -> u64 {
         let map = self.ebpf.map(maps::COUNTERS).unwrap();
         let counters = PerCpuArray::<_, u64>::try_from(map).unwrap();

@@ -270,3 +270,19 @@ fn datagrams_between_the_ends_of_a_flow_that_was_silent_for_too_long_are_their_o
         untouched(&datapath, Hook::Egress, &answer, "the datagram");
     }
 }
+
+#[test]
+fn a_syn_on_a_row_whose_answers_cannot_be_translated_begins_afresh() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Tcp, frontend(family), &[backend(family, 1)]);
+        destination(&datapath, family, Transport::Tcp, SYN);
+        datapath.forget_flows(REVERSE);
+        assert_eq!(destination(&datapath, family, Transport::Tcp, SYN), backend(family, 1));
+        let answer = frame(Transport::Tcp, backend(family, 1), client(family), SYN | ACK);
+        assert_eq!(
+            read(&datapath.run(Hook::Egress, &answer).frame).from(),
+            frontend(family)
+        );
+    }
+}

@@ -8,7 +8,6 @@ use tracing::warn;
 use super::{
     capabilities,
     clsact::{self, Qdisc},
-    lock::Lock,
     pins::{self, Pins},
 };
 use crate::kernel::nft;
@@ -26,10 +25,8 @@ pub fn cleanup(bpffs: &Path) -> anyhow::Result<Vec<String>> {
             None
         }
     };
-    let lock = match &pins {
-        Some(pins) => Lock::take(pins.root())?,
-        None => None,
-    };
+    // Makes the folder where there is none, so that an agent that starts meanwhile is told.
+    let lock = pins.as_ref().map(Pins::lock).transpose()?;
     // First the programs, then what they stand on.
     if let Some(pins) = &pins {
         remove_pins(pins, &mut removed)?;

@@ -7,7 +7,7 @@ use lb_common::{BackendValue, Range, ServiceKey, ServiceValue, maps};
 use super::{
     batch::full,
     port::{Backend, Programmed, flags, key, numbers, uses},
-    services::{Row, Services, Writes},
+    services::{Row, Services, Writes, is_full},
 };
 use crate::{
     desired::{Endpoint, ServicePort, Target},
@@ -65,7 +65,15 @@ impl Services {
     ) -> Result<(), PlaneError> {
         let keys = service.frontends.keys().map(key).collect::<Result<Vec<_>, _>>()?;
         let mut taken = Taken::default();
-        match self.take(plan.old.as_ref(), service, keys, writes, &mut taken) {
+        let old = plan.old.as_ref();
+        let loses_frontend = old.is_some_and(|old| loses_key(old, &keys));
+        let mut new = self.take(old, service, keys.clone(), writes, loses_frontend, &mut taken);
+        if loses_frontend && new.as_ref().is_err_and(is_full) {
+            // That a frontend goes must not fail for want of room.
+            self.give_back(std::mem::take(&mut taken));
+            new = self.take(old, service, keys, writes, false, &mut taken);
+        }
+        match new {
             Ok(new) => {
                 plan.number = new.number;
                 plan.taken = taken;
@@ -80,13 +88,15 @@ impl Services {
         }
     }
 
-    /// Takes all that the new state needs and the old one has not.
+    /// Takes all that the new state needs and the old one has not; with `renumber`, a number of its own
+    /// for each endpoint, see [`Self::number_for`].
     fn take(
         &mut self,
         old: Option<&Programmed>,
         service: &ServicePort,
         keys: Vec<ServiceKey>,
         writes: &Writes,
+        renumber: bool,
         taken: &mut Taken,
     ) -> Result<Programmed, PlaneError> {
         let capacity = self.tables.services.capacity();
@@ -106,11 +116,10 @@ impl Services {
             }
         };
         let (uses_cluster, uses_local) = (uses(service, Target::Cluster), uses(service, Target::Local));
-        let loses_frontend = old.is_some_and(|old| loses_key(old, &keys));
         let mut backends = Vec::with_capacity(service.endpoints.len());
         for (socket, endpoint) in &service.endpoints {
             let old = old.and_then(|old| old.backend(socket));
-            let number = self.number_for(old, loses_frontend, taken)?;
+            let number = self.number_for(old, renumber, taken)?;
             backends.push(Backend {
                 socket: *socket,
                 number,
@@ -151,26 +160,17 @@ impl Services {
     /// number the old one is nobody's, so each of them draws again, by what the frontend is now. An
     /// established TCP connection never asks for the state of its backend and goes on. Flows to the
     /// frontends that stay draw again too; that is rare, and cheaper than numbers for each frontend.
-    fn number_for(
-        &mut self,
-        old: Option<&Backend>,
-        loses_frontend: bool,
-        taken: &mut Taken,
-    ) -> Result<u32, PlaneError> {
+    fn number_for(&mut self, old: Option<&Backend>, renumber: bool, taken: &mut Taken) -> Result<u32, PlaneError> {
         if let Some(old) = old
-            && !loses_frontend
+            && !renumber
         {
             return Ok(old.number);
         }
-        match (self.allocate_backend(), old) {
-            (Some(number), _) => {
-                taken.backends.push(number);
-                Ok(number)
-            }
-            // That the frontend goes must not fail for want of numbers.
-            (None, Some(old)) => Ok(old.number),
-            (None, None) => Err(full(maps::BACKENDS, self.tables.backends.capacity() - 1)),
-        }
+        let number = self
+            .allocate_backend()
+            .ok_or_else(|| full(maps::BACKENDS, self.tables.backends.capacity() - 1))?;
+        taken.backends.push(number);
+        Ok(number)
     }
 
     /// A range for a set: one of those that hold it, or a fresh one, which joins them.

@@ -467,7 +467,7 @@ pub(super) fn in_bounds(range: Range, capacity: u32) -> bool {
     range.count > 0 && range.base.checked_add(range.count).is_some_and(|end| end <= capacity)
 }
 
-fn is_full(error: &PlaneError) -> bool {
+pub(super) fn is_full(error: &PlaneError) -> bool {
     matches!(error, PlaneError::MapFull { .. })
 }
 

@@ -373,6 +373,36 @@ fn a_frontend_goes_also_where_there_are_no_new_numbers() {
 }
 
 #[test]
+fn a_frontend_goes_also_where_there_are_no_new_slots() {
+    let maps = Maps::new(10, 1, 10);
+    let mut agent = maps.agent();
+    let endpoints = [("10.0.0.1:80", REMOTE)];
+    let both = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)], &endpoints);
+    agent.replace(&state(&[("a", &both)]));
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &endpoints);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&one))])));
+    maps.assert_hold(&state(&[("a", &one)]));
+}
+
+#[test]
+fn a_frontend_goes_and_an_endpoint_comes_where_numbers_suffice_for_the_endpoint() {
+    // Numbers 1 to 4: three are taken, the fourth is for the endpoint that comes.
+    let maps = Maps::new(10, 20, 5);
+    let mut agent = maps.agent();
+    let three = [
+        ("10.0.0.1:80", REMOTE),
+        ("10.0.0.2:80", REMOTE),
+        ("10.0.0.3:80", REMOTE),
+    ];
+    let both = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)], &three);
+    agent.replace(&state(&[("a", &both)]));
+    let four = [three[0], three[1], three[2], ("10.0.0.4:80", REMOTE)];
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &four);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&one))])));
+    maps.assert_hold(&state(&[("a", &one)]));
+}
+
+#[test]
 fn a_number_is_freed_by_its_state_alone() {
     let maps = Maps::roomy();
     let mut agent = maps.agent();

@@ -96,7 +96,6 @@ fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo> {
     let loaded = match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
         Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
-        Program::Xdp(program) => program.load().and_then(|()| program.info()),
         other => bail!(
             "{name} is of the type {:?}, which this report does not load",
             other.prog_type()
@@ -130,7 +129,6 @@ fn row(name: String, kind: String, stack: usize, info: &ProgramInfo) -> Result<R
 fn kind(section: &ProgramSection) -> String {
     match section {
         ProgramSection::SchedClassifier => "tc".into(),
-        ProgramSection::Xdp { .. } => "xdp".into(),
         ProgramSection::CgroupSockAddr { attach_type } => format!("cgroup/{attach_type:?}"),
         other => format!("{other:?}"),
     }

@@ -54,7 +54,7 @@ fn hint(stage: &Stage) -> String {
         let cgroup = node.cgroup().path().join("cgroup.procs");
         lines.push(format!("  {:<11} echo $$ > {}", node.name(), cgroup.display()));
         lines.push(format!(
-            "  {:<11} maps and programs are pinned in {}",
+            "  {:<11} maps and links are pinned in {}",
             "",
             node.bpffs().path().display()
         ));

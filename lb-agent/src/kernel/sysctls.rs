@@ -4,10 +4,11 @@
 //! * A host that forwards no longer listens to router advertisements where `accept_ra` is 1, and
 //!   forgets the default routes that it has from them. Where it lives on one, `accept_ra` has to be 2
 //!   before forwarding is turned on.
-//! * Loose or strict reverse path filtering (`rp_filter`) drops replies or requests on nodes whose
-//!   routes are not symmetric. The data path itself never makes a packet with a source that its link
-//!   does not lead to, so strict filtering is fine as long as routing is; it is pointed out only.
-//! * Bridge settings (`bridge-nf-call-*`) do not matter: translation happens on the pod's own link.
+//! * Strict reverse path filtering (`rp_filter`) drops packets whose way back leads through another
+//!   link: on nodes whose routes are not symmetric, and the answers to a pod that dialled another node's
+//!   NodePort, which come from that node's address through the tunnel. Pointed out only: 2 is enough.
+//! * Bridge settings (`bridge-nf-call-*`) are not looked at: translation happens on the pod's own link.
+//!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port.
 
 use std::{
     collections::BTreeSet,
