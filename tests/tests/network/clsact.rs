@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lb_agent::desired::{
     Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol as Transport, Route, ServicePort,
@@ -14,7 +16,7 @@ use lb_agent::plane::{LinkState, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
 
-use crate::fixture::World;
+use crate::fixture::{SOON, World};
 
 const NODE_PORT: u16 = 30_001;
 const SMALL: MapSizes = MapSizes {
@@ -94,7 +96,21 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
         }
         anyhow::Ok(())
     };
-    node.netns().run(serve).unwrap().unwrap();
+    node.netns().run(|| patiently(serve)).unwrap().unwrap();
+}
+
+/// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that
+/// is not its own program yet holds all descriptors of this process too.
+fn patiently<T>(mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let until = Instant::now() + SOON;
+    loop {
+        match work() {
+            Err(error) if error.to_string().contains("is running") && Instant::now() < until => {
+                thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
 }
 
 #[track_caller]
@@ -123,7 +139,8 @@ fn filters_serve_where_programs_cannot_be_attached_by_tcx_and_a_restart_replaces
         answered(&pod.client(), node);
         answered(&outside, node);
     }
-    let removed = node.netns().run(|| cleanup(&node.bpffs().path())).unwrap().unwrap();
+    let cleanup = || patiently(|| cleanup(&node.bpffs().path()));
+    let removed = node.netns().run(cleanup).unwrap().unwrap();
     let filters = removed.iter().filter(|what| what.contains("filter")).count();
     assert_eq!(filters, 4, "one for each direction of two links: {removed:#?}");
     let refused = outside.ask(Protocol::Tcp, (node.addresses()[0], NODE_PORT).into());
