@@ -10,7 +10,7 @@ use std::sync::{LazyLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
@@ -54,14 +54,16 @@ pub fn spawn(mut command: Command, netns: &Netns, cgroup: Option<&Cgroup>) -> Re
     unsafe { command.pre_exec(enter) };
 
     let program = command.get_program().to_string_lossy().into_owned();
+    spawn_kept(command).with_context(|| format!("starting {program} in {}", netns.name()))
+}
+
+/// Starts a command as it is, from the thread that lives as long as this process: what one test starts and another goes
+/// on using is not killed in between.
+pub(crate) fn spawn_kept(command: Command) -> io::Result<Child> {
+    let gone = || io::Error::other("the thread that starts processes is gone");
     let (reply, answer) = mpsc::channel();
-    SPAWNER
-        .send((command, reply))
-        .map_err(|_| anyhow!("the thread that starts processes is gone"))?;
-    answer
-        .recv()
-        .context("the thread that starts processes is gone")?
-        .with_context(|| format!("starting {program} in {}", netns.name()))
+    SPAWNER.send((command, reply)).map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
 }
 
 /// What the child does between fork and exec.

@@ -6,8 +6,6 @@ use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::LazyLock;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -15,6 +13,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::CloneFlags;
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
+
+use crate::process::spawn_kept;
 
 /// How long a process may take to end by itself once asked to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -146,7 +146,7 @@ impl Daemon {
         }
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         prepare(&mut command, netns, tie)?;
-        let child = spawn_from_keeper(command).with_context(|| format!("starting {}", program.display()))?;
+        let child = spawn_kept(command).with_context(|| format!("starting {}", program.display()))?;
         let pid = i32::try_from(child.id()).context("a pid is a positive i32")?;
         // A child that ended already is still a zombie and keeps its entry in /proc.
         let id = ProcessId::of(pid).with_context(|| format!("reading the start time of {}", program.display()))?;
@@ -227,31 +227,6 @@ pub(super) fn in_netns<T: Send>(netns: Option<&Path>, what: impl FnOnce() -> T +
         });
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
-}
-
-/// Spawns from a thread that lives as long as this process.
-///
-/// The kernel sends a child's parent-death signal when the *thread* that spawned it ends, and a test is a thread: what
-/// one test starts and another goes on using would be killed in between.
-fn spawn_from_keeper(command: Command) -> io::Result<Child> {
-    type Order = (Command, mpsc::SyncSender<io::Result<Child>>);
-    static KEEPER: LazyLock<io::Result<mpsc::Sender<Order>>> = LazyLock::new(|| {
-        let (sender, orders) = mpsc::channel::<Order>();
-        std::thread::Builder::new().name("keeper".into()).spawn(move || {
-            for (mut command, answer) in orders {
-                // Nobody waits for the answer any more only if the waiting thread was torn down with the process.
-                let _ = answer.send(command.spawn());
-            }
-        })?;
-        Ok(sender)
-    });
-    let keeper = KEEPER
-        .as_ref()
-        .map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
-    let (answer, child) = mpsc::sync_channel(1);
-    let gone = |_| io::Error::other("the thread that spawns children is gone");
-    keeper.send((command, answer)).map_err(|_| gone(mpsc::RecvError))?;
-    child.recv().map_err(gone)?
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Clients behind a link whose packets have no Ethernet header: a VPN, WireGuard, IP in IP.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use lb_tests::client::{Client, Failure};
@@ -11,7 +10,7 @@ use lb_tests::network::Attachment;
 use lb_tests::stage::TARGET;
 use lb_tests::tun::Tun;
 
-use crate::fixture::{BOTH, World, cluster_ips, node_ports};
+use crate::fixture::{BOTH, World, frontends};
 
 /// A client of its own behind a tun to node 1.
 fn behind_tun(world: &World, service: &Service) -> (Tun, Client) {
@@ -24,9 +23,7 @@ fn behind_tun(world: &World, service: &Service) -> (Tun, Client) {
     };
     let tun = Tun::between([(world.node1().netns(), &ends(1)), (&client, &ends(2))]).unwrap();
     let link = Tun::end(&client).unwrap().index;
-    let dialled = cluster_ips(service)
-        .into_iter()
-        .chain(node_ports(service, world.node1()));
+    let dialled = frontends(service, world.node1());
     for to in dialled.map(|to| Cidr::host(to.ip())) {
         let route = Route {
             to,
@@ -37,12 +34,6 @@ fn behind_tun(world: &World, service: &Service) -> (Tun, Client) {
         client.netlink().unwrap().add_route(route).unwrap();
     }
     (tun, Client::new(Arc::new(client)))
-}
-
-fn everywhere(world: &World, service: &Service) -> impl Iterator<Item = SocketAddr> {
-    cluster_ips(service)
-        .into_iter()
-        .chain(node_ports(service, world.node1()))
 }
 
 #[test]
@@ -56,7 +47,7 @@ fn they_reach_backends_here_with_their_address_and_elsewhere_with_the_nodes() {
         world.apply(&service);
         let (_tun, client) = behind_tun(&world, &service);
         world.start_agent(1);
-        for to in everywhere(&world, &service) {
+        for to in frontends(&service, world.node1()) {
             for protocol in BOTH {
                 let answer = client
                     .ask(protocol, to)
@@ -76,7 +67,7 @@ fn they_are_refused_where_there_is_no_endpoint() {
     world.apply(&service);
     let (_tun, client) = behind_tun(&world, &service);
     world.start_agent(1);
-    for to in everywhere(&world, &service) {
+    for to in frontends(&service, world.node1()) {
         for protocol in BOTH {
             assert_eq!(client.ask(protocol, to), Err(Failure::Refused), "{protocol} to {to}");
         }

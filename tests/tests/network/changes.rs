@@ -6,8 +6,8 @@ use lb_tests::network::Attachment;
 use lb_tests::stage::{Family, TARGET};
 
 use crate::fixture::{
-    BOTH, BRIEFLY, World, answerers, becomes, becomes_answered_by, cluster_ip, cluster_ips, is_silence, names,
-    node_ports,
+    BOTH, BRIEFLY, World, answerers, becomes, becomes_answered_by, cluster_ip, cluster_ips, frontends, is_silence,
+    names,
 };
 
 #[test]
@@ -27,9 +27,7 @@ fn a_service_that_is_created_is_served_and_one_that_is_deleted_is_not() {
         assert!(is_silence(&client.with_timeout(BRIEFLY).ask(Protocol::Tcp, to)));
     }
     world.apply(&service);
-    let frontends = cluster_ips(&service)
-        .into_iter()
-        .chain(node_ports(&service, world.node1()));
+    let frontends = frontends(&service, world.node1());
     for to in frontends {
         BOTH.iter()
             .for_each(|protocol| becomes_answered_by(&client, *protocol, to, "backend"));

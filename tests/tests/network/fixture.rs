@@ -84,6 +84,11 @@ pub(crate) fn node_ports(service: &Service, node: &Node) -> [SocketAddr; 2] {
         .map(|ip| SocketAddr::new(ip, service.ports[0].node_port.unwrap()))
 }
 
+/// Every way to dial a Service at a node.
+pub(crate) fn frontends(service: &Service, node: &Node) -> impl Iterator<Item = SocketAddr> {
+    cluster_ips(service).into_iter().chain(node_ports(service, node))
+}
+
 /// The cluster address of one family.
 pub(crate) fn cluster_ip(service: &Service, family: Family) -> SocketAddr {
     SocketAddr::new(family.of(service.cluster_ips), service.ports[0].port)

@@ -5,7 +5,7 @@ use lb_tests::manifests::Service;
 use lb_tests::network::Attachment;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, World, becomes_answered_by, cluster_ips, node_ports};
+use crate::fixture::{BOTH, World, becomes_answered_by, cluster_ips, frontends, node_ports};
 
 #[test]
 fn a_pod_that_starts_later_reaches_services() {
@@ -18,10 +18,7 @@ fn a_pod_that_starts_later_reaches_services() {
     world.start_agent(1);
     for (name, attachment) in [("bridge", Attachment::Bridge), ("veth", Attachment::Veth)] {
         let pod = world.node1().add_pod(name, attachment).unwrap();
-        for to in cluster_ips(&service)
-            .into_iter()
-            .chain(node_ports(&service, world.node1()))
-        {
+        for to in frontends(&service, world.node1()) {
             BOTH.iter()
                 .for_each(|protocol| becomes_answered_by(&pod.client(), *protocol, to, "backend"));
         }

@@ -9,7 +9,7 @@ use lb_tests::network::{Attachment, Pod};
 use lb_tests::packet::Packet;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, World, cluster_ips, node_ports};
+use crate::fixture::{BOTH, World, cluster_ips, frontends, node_ports};
 
 fn empty_service() -> Service {
     Service::new("empty", 9, TARGET).at_node_port(30_999)
@@ -87,10 +87,7 @@ fn the_refusal_is_port_unreachable_and_quotes_the_client() {
     });
     world.start_agent(1);
     for pod in &pods {
-        for to in cluster_ips(&service)
-            .into_iter()
-            .chain(node_ports(&service, world.node1()))
-        {
+        for to in frontends(&service, world.node1()) {
             for protocol in BOTH {
                 refusal_on_the_wire(pod, protocol, to);
             }

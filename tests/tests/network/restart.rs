@@ -13,7 +13,7 @@ use lb_tests::network::{Attachment, Node, Pod};
 use lb_tests::owner::Folder;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, names, node_ports};
+use crate::fixture::{BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, frontends, names};
 
 struct Running {
     world: World,
@@ -58,10 +58,7 @@ impl Running {
     fn connections(&self) -> Vec<(Connection, String)> {
         let mut connections = Vec::new();
         for client in &self.clients {
-            for to in cluster_ips(&self.service)
-                .into_iter()
-                .chain(node_ports(&self.service, self.world.node1()))
-            {
+            for to in frontends(&self.service, self.world.node1()) {
                 for protocol in BOTH {
                     let mut connection = client.connect(protocol, to).unwrap();
                     let server = connection.ask("who").unwrap().server;

@@ -7,7 +7,7 @@ use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Options};
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, World, becomes_answered_by, cluster_ips, node_ports};
+use crate::fixture::{BOTH, World, becomes_answered_by, cluster_ips, frontends, node_ports};
 
 #[track_caller]
 fn seen(client: &Client, protocol: Protocol, to: SocketAddr) -> SocketAddr {
@@ -83,10 +83,7 @@ fn a_process_of_the_node_is_told_that_it_is_connected_to_what_it_dialled() {
     world.apply(&service);
     world.start_agent(1);
     let host = world.node1().client().unwrap();
-    for to in cluster_ips(&service)
-        .into_iter()
-        .chain(node_ports(&service, world.node1()))
-    {
+    for to in frontends(&service, world.node1()) {
         for protocol in BOTH {
             let mut connection = host.connect(protocol, to).unwrap();
             assert_eq!(connection.ask("who").unwrap().server, "backend");
