@@ -10,7 +10,7 @@ use lb_common::{
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
     net::TCP,
-    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+    service::MASQUERADE_ALL,
 };
 
 use crate::{
@@ -169,13 +169,9 @@ fn forward_row(
     now: u64,
 ) -> FlowValue {
     let backend = &chosen.backend;
-    let reasons = MASQUERADE_ALL
-        | match client {
-            Client::Near => 0,
-            Client::Far => MASQUERADE_REMOTE * u32::from(backend.flags & LOCAL == 0),
-        };
     let hairpin = backend.address.same(&packet.source);
-    let masquerade = hairpin | (service.flags & reasons != 0);
+    let remote = (client == Client::Far) & (backend.flags & LOCAL == 0);
+    let masquerade = hairpin | remote | (service.flags & MASQUERADE_ALL != 0);
     FlowValue {
         last_seen: now,
         address: backend.address,

@@ -1,8 +1,8 @@
 //! From what a client dials to a backend.
 
-use lb_common::{Address, BackendValue, Port, Range, ServiceKey, ServiceValue, backend::SERVING, node::NODE_PORTS};
+use lb_common::{Address, BackendValue, Port, Range, ServiceKey, ServiceValue, address::NODE_PORTS, backend::SERVING};
 
-use crate::maps::{BACKENDS, NODE_ADDRESSES, SERVICES, SLOTS};
+use crate::maps::{ADDRESSES, BACKENDS, SERVICES, SLOTS};
 
 /// Where a client is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) fn find(address: &Address, port: Port, protocol: u8) -> Option<Servic
         return Some(*service);
     }
     // SAFETY: as above.
-    let local = unsafe { NODE_ADDRESSES.get(address) }?;
+    let local = unsafe { ADDRESSES.get(address) }?;
     if local.flags & NODE_PORTS == 0 {
         return None;
     }

@@ -8,11 +8,11 @@ use aya::{
     programs::SchedClassifier,
 };
 use lb_common::{
-    Address, BackendValue, Counter, FlowKey, FlowValue, NodeAddressValue, Port, Range, ServiceKey, ServiceValue,
+    Address, AddressValue, BackendValue, Counter, FlowKey, FlowValue, Port, Range, ServiceKey, ServiceValue,
+    address::NODE_PORTS,
     backend::{LOCAL, SERVING},
     config::UDP_TIMEOUT,
     maps,
-    node::NODE_PORTS,
 };
 
 use crate::{Family, frame::Transport};
@@ -180,6 +180,7 @@ impl Datapath {
             near,
             far,
             flags,
+            affinity: 0,
         };
         self.next_service += 1;
         self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
@@ -207,8 +208,8 @@ impl Datapath {
 
     /// Serves NodePorts on an address.
     pub(crate) fn node_address(&mut self, address: IpAddr) {
-        self.hash::<Address, NodeAddressValue>(maps::NODE_ADDRESSES)
-            .insert(Address::from(address), NodeAddressValue { flags: NODE_PORTS }, 0)
+        self.hash::<Address, AddressValue>(maps::ADDRESSES)
+            .insert(Address::from(address), AddressValue { flags: NODE_PORTS }, 0)
             .unwrap();
     }
 
