@@ -48,14 +48,14 @@ pub(crate) fn now() -> u64 {
 /// its backend is not serving any more.
 #[inline(always)]
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    if packet.protocol == TCP && !packet.opens_tcp() {
+    if packet.key.protocol == TCP && !packet.opens_tcp() {
         return true;
     }
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
         return false;
     }
     // A datagram on a fresh row is the ordinary case, and not worth a second look.
-    if packet.protocol != TCP && !expired(row, now) {
+    if packet.key.protocol != TCP && !expired(row, now) {
         return true;
     }
     // SAFETY: one field is read, right here.
@@ -71,17 +71,17 @@ fn expired(row: &FlowValue, now: u64) -> bool {
 /// The key of the reverse row that belongs to the forward row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn answers(packet: &Packet, row: &FlowValue) -> FlowKey {
-    let client_port = row.client_port.or(packet.source_port);
-    let client = (packet.source, client_port);
-    FlowKey::new(REVERSE, packet.protocol, (row.address, row.port), client)
+    let client_port = row.client_port.or(packet.key.source_port);
+    let client = (packet.key.source, client_port);
+    FlowKey::new(REVERSE, packet.key.protocol, (row.address, row.port), client)
 }
 
 /// The key of the forward row that belongs to the reverse row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn asks(packet: &Packet, row: &FlowValue) -> FlowKey {
-    let client_port = row.client_port.or(packet.destination_port);
-    let client = (packet.destination, client_port);
-    FlowKey::new(FORWARD, packet.protocol, client, (row.address, row.port))
+    let client_port = row.client_port.or(packet.key.destination_port);
+    let client = (packet.key.destination, client_port);
+    FlowKey::new(FORWARD, packet.key.protocol, client, (row.address, row.port))
 }
 
 /// Marks the other row of a TCP flow as closing.
@@ -103,7 +103,7 @@ pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now
     for attempt in 0..ATTEMPTS {
         let Some(chosen) = service::choose(client.range(&service), random()) else {
             // Changed since it was read.
-            service = service::find(&packet.destination, packet.destination_port, packet.protocol)
+            service = service::find(&packet.key.destination, packet.key.destination_port, packet.key.protocol)
                 .ok_or(Failure::NoBackend)?;
             continue;
         };
@@ -122,7 +122,7 @@ pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now
     let Some(row) = row else {
         return Err(failure);
     };
-    match FLOWS.insert(&packet.flow_key(FORWARD), &row, BPF_ANY.into()) {
+    match FLOWS.insert(&packet.key, &row, BPF_ANY.into()) {
         Ok(()) => Ok(row),
         Err(_) => Err(Failure::Table),
     }
@@ -132,15 +132,14 @@ pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now
 /// ends, through a frontend to this very backend, or to a frontend that was here, must not touch it.
 #[inline(always)]
 pub(crate) fn forget(packet: &Packet, now: u64) {
-    let forward = packet.flow_key(FORWARD);
-    if FLOWS.get_ptr(&forward).is_some() {
-        let _ = FLOWS.remove(&forward);
+    if FLOWS.get_ptr(&packet.key).is_some() {
+        let _ = FLOWS.remove(&packet.key);
     }
     let reverse = FlowKey::new(
         REVERSE,
-        packet.protocol,
-        (packet.destination, packet.destination_port),
-        (packet.source, packet.source_port),
+        packet.key.protocol,
+        (packet.key.destination, packet.key.destination_port),
+        (packet.key.source, packet.key.source_port),
     );
     // A fresh row is that of this very connection, translated on a link that it has passed already.
     // SAFETY: two fields are read, right here.
@@ -153,7 +152,7 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
 /// after both directions have been silent for too long: the ports may be another flow's by then.
 #[inline(always)]
 pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    packet.protocol == TCP || !expired(row, now) || {
+    packet.key.protocol == TCP || !expired(row, now) || {
         // SAFETY: one field is read, right here.
         unsafe { FLOWS.get(&asks(packet, row)) }.is_some_and(|forward| !expired(forward, now))
     }
@@ -169,7 +168,7 @@ fn forward_row(
     now: u64,
 ) -> FlowValue {
     let backend = &chosen.backend;
-    let hairpin = backend.address.same(&packet.source);
+    let hairpin = backend.address.same(&packet.key.source);
     let remote = (client == Client::Far) & (backend.flags & LOCAL == 0);
     let masquerade = hairpin | remote | (service.flags & MASQUERADE_ALL != 0);
     FlowValue {
@@ -190,12 +189,12 @@ fn forward_row(
 fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let key = answers(packet, row);
     let reverse = FlowValue {
-        address: packet.destination,
-        port: packet.destination_port,
+        address: packet.key.destination,
+        port: packet.key.destination_port,
         client_port: if row.client_port == Port::NONE {
             Port::NONE
         } else {
-            packet.source_port
+            packet.key.source_port
         },
         flags: 0,
         ..*row
@@ -215,7 +214,7 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let closing = held.flags & CLOSING != 0;
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.
-    let over = closing | (silent & gone) | ((packet.protocol != TCP) & (silent | gone));
+    let over = closing | (silent & gone) | ((packet.key.protocol != TCP) & (silent | gone));
     (same_frontend | over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
 }
 

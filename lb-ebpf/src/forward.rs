@@ -37,7 +37,7 @@ pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
 
 #[inline(always)]
 fn translate<F: Reject>(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
-    let Some(packet) = Packet::parse::<F>(skb, link_header) else {
+    let Some(packet) = Packet::parse::<F>(skb, link_header, FORWARD) else {
         return PASS;
     };
     let now = flow::now();
@@ -54,7 +54,7 @@ fn translate<F: Reject>(skb: &SkBuff, link_header: usize, client: Client) -> i32
 /// The row of a flow that goes on.
 #[inline(always)]
 fn known(packet: &Packet, now: u64) -> Option<FlowValue> {
-    let row = FLOWS.get_ptr_mut(packet.flow_key(FORWARD))?;
+    let row = FLOWS.get_ptr_mut(&packet.key)?;
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
@@ -72,13 +72,13 @@ fn known(packet: &Packet, now: u64) -> Option<FlowValue> {
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
 fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> Result<FlowValue, i32> {
-    let Some(service) = service::find(&packet.destination, packet.destination_port, packet.protocol) else {
+    let Some(service) = service::find(&packet.key.destination, packet.key.destination_port, packet.key.protocol) else {
         if packet.opens_tcp() {
             flow::forget(packet, now);
         }
         return Err(PASS);
     };
-    if packet.protocol == TCP && !packet.opens_tcp() {
+    if packet.key.protocol == TCP && !packet.opens_tcp() {
         // Not ours: the kernel may know the connection from the proxy before us.
         count(Counter::PassedTcpWithoutFlow);
         return Err(PASS);
