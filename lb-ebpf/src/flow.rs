@@ -96,9 +96,14 @@ pub(crate) fn close(key: &FlowKey) {
 /// Begins a flow: draws a backend, writes both rows, gives the forward one. Reverse first, so that
 /// an answer never comes before the row that translates it.
 #[inline(always)]
-pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now: u64) -> Result<FlowValue, Failure> {
+pub(crate) fn begin(
+    packet: &Packet,
+    service: &ServiceValue,
+    client: Client,
+    now: u64,
+    row: &mut FlowValue,
+) -> Result<(), Failure> {
     let mut service = *service;
-    let mut row = None;
     let mut failure = Failure::NoBackend;
     for attempt in 0..ATTEMPTS {
         let Some(chosen) = service::choose(client.range(&service), random()) else {
@@ -112,20 +117,16 @@ pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now
         } else {
             other_port()
         };
-        let candidate = forward_row(packet, &service, &chosen, client, client_port, now);
-        if claim(packet, &candidate) {
-            row = Some(candidate);
-            break;
+        *row = forward_row(packet, &service, &chosen, client, client_port, now);
+        if claim(packet, row) {
+            return match FLOWS.insert(&packet.key, &*row, BPF_ANY.into()) {
+                Ok(()) => Ok(()),
+                Err(_) => Err(Failure::Table),
+            };
         }
         failure = Failure::Collision;
     }
-    let Some(row) = row else {
-        return Err(failure);
-    };
-    match FLOWS.insert(&packet.key, &row, BPF_ANY.into()) {
-        Ok(()) => Ok(row),
-        Err(_) => Err(Failure::Table),
-    }
+    Err(failure)
 }
 
 /// A connection opens that is not to a service. What is left of an earlier one between the same

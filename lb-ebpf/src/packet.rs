@@ -73,33 +73,42 @@ struct UdpHeader {
 }
 
 impl Packet {
-    /// Reads a packet of family `F` that goes in `direction`. `None` where it is nothing that we
-    /// translate: another protocol, a fragment, cut short.
+    /// A packet that goes in `direction`, to be [read](Self::read).
     #[inline(always)]
-    pub(crate) fn parse<F: Family>(skb: &SkBuff, link_header: usize, direction: u8) -> Option<Self> {
-        let network = F::parse(skb, link_header)?;
-        let (source_port, destination_port, tcp_flags) = match network.protocol {
+    pub(crate) fn new(link_header: usize, direction: u8) -> Self {
+        let nowhere = (Address::ANY_V6, Port::NONE);
+        Self {
+            key: FlowKey::new(direction, 0, nowhere, nowhere),
+            tcp_flags: 0,
+            network: link_header,
+            transport: 0,
+        }
+    }
+
+    /// Reads a packet of family `F`, in place, since a copy would take its room on the stack too. `None`
+    /// where it is nothing that we translate: another protocol, a fragment, cut short.
+    #[inline(always)]
+    pub(crate) fn read<F: Family>(&mut self, skb: &SkBuff) -> Option<()> {
+        let network = F::parse(skb, self.network)?;
+        match network.protocol {
             TCP => {
                 let tcp: TcpStart = skb.load(network.transport).ok()?;
-                (tcp.source, tcp.destination, tcp.flags)
+                self.key.source_port = tcp.source;
+                self.key.destination_port = tcp.destination;
+                self.tcp_flags = tcp.flags;
             }
             UDP => {
                 let udp: UdpHeader = skb.load(network.transport).ok()?;
-                (udp.source, udp.destination, 0)
+                self.key.source_port = udp.source;
+                self.key.destination_port = udp.destination;
             }
             _ => return None,
-        };
-        Some(Self {
-            key: FlowKey::new(
-                direction,
-                network.protocol,
-                (network.source, source_port),
-                (network.destination, destination_port),
-            ),
-            tcp_flags,
-            network: link_header,
-            transport: network.transport,
-        })
+        }
+        self.key.source = network.source;
+        self.key.destination = network.destination;
+        self.key.protocol = network.protocol;
+        self.transport = network.transport;
+        Some(())
     }
 
     /// TCP: the first segment of a connection.
