@@ -6,6 +6,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
+    address::NODE_PORTS,
     backend::{FREE, LOCAL, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
@@ -14,10 +15,12 @@ use lb_common::{
 };
 
 use crate::{
+    affinity,
+    client::Client,
     config,
     maps::FLOWS,
     packet::Packet,
-    service::{self, Chosen, Client},
+    service::{self, Chosen},
 };
 
 /// How often a new flow draws a slot before it takes another source port as well.
@@ -105,11 +108,14 @@ pub(crate) fn begin(
 ) -> Result<(), Failure> {
     let mut service = *service;
     let mut failure = Failure::NoBackend;
+    let mut remembered = affinity::remembered(&service, packet.key.source, client.draws_locally(&service), now);
     for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(client.range(&service), random()) else {
+        let Some(chosen) = service::choose(client.range(&service), remembered, random()) else {
             // Changed since it was read.
-            service = service::find(&packet.key.destination, packet.key.destination_port, packet.key.protocol)
-                .ok_or(Failure::NoBackend)?;
+            let key = &packet.key;
+            service = service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS)
+                .map_err(|_| Failure::NoBackend)?;
+            remembered = 0;
             continue;
         };
         let client_port = if attempt < SLOT_ATTEMPTS {
@@ -119,6 +125,7 @@ pub(crate) fn begin(
         };
         *row = forward_row(packet, &service, &chosen, client, client_port, now);
         if claim(packet, row) {
+            affinity::remember(&service, packet.key.source, &chosen, now);
             return match FLOWS.insert(&packet.key, &*row, BPF_ANY.into()) {
                 Ok(()) => Ok(()),
                 Err(_) => Err(Failure::Table),
@@ -170,8 +177,9 @@ fn forward_row(
 ) -> FlowValue {
     let backend = &chosen.backend;
     let hairpin = backend.address.same(&packet.key.source);
-    let remote = (client == Client::Far) & (backend.flags & LOCAL == 0);
-    let masquerade = hairpin | remote | (service.flags & MASQUERADE_ALL != 0);
+    // The backend's answer would go straight to the client, which knows nothing of it.
+    let passes_by = !client.is_behind_us & (backend.flags & LOCAL == 0);
+    let masquerade = hairpin | passes_by | (service.flags & MASQUERADE_ALL != 0);
     FlowValue {
         last_seen: now,
         address: backend.address,

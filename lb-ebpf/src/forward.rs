@@ -3,11 +3,12 @@
 use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{
     Counter, FlowValue, Verdict,
+    address::NODE_PORTS,
     flow::{CLOSING, FORWARD, MASQUERADE},
-    net::TCP,
 };
 
 use crate::{
+    client::{self, Client, Link},
     config,
     counter::count,
     family::{Family, V4, V6},
@@ -16,7 +17,7 @@ use crate::{
     packet::Packet,
     reject,
     rewrite::{self, End},
-    service::{self, Client},
+    service::{self, NoService},
     trace,
     verdict::{DROP, PASS},
 };
@@ -39,7 +40,7 @@ enum Decision {
 
 /// A packet from a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
+pub(crate) fn packet(skb: &SkBuff, link_header: usize, link: Link) -> i32 {
     let protocol = skb.protocol();
     let mut packet = Packet::new(link_header, FORWARD);
     let read = match protocol {
@@ -53,7 +54,7 @@ pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
     // One decision for both families, and filled in place: the verifier follows it once, and it stands
     // on the stack once.
     let mut row = FlowValue::EMPTY;
-    let decision = decide(skb, &packet, client, &mut row);
+    let decision = decide(skb, &packet, link, &mut row);
     match (decision, protocol) {
         (Decision::Send, IPV4) => send::<V4>(skb, &packet, &row),
         (Decision::Send, _) => send::<V6>(skb, &packet, &row),
@@ -65,12 +66,12 @@ pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
 }
 
 #[inline(always)]
-fn decide(skb: &SkBuff, packet: &Packet, client: Client, row: &mut FlowValue) -> Decision {
+fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> Decision {
     let now = flow::now();
     if known(packet, now, row) {
         return Decision::Send;
     }
-    begin(skb, packet, client, now, row)
+    begin(skb, packet, link, now, row)
 }
 
 /// Whether the packet is of a flow that goes on, and the row of it.
@@ -96,18 +97,22 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> bool {
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin(skb: &SkBuff, packet: &Packet, client: Client, now: u64, row: &mut FlowValue) -> Decision {
-    let Some(service) = service::find(&packet.key.destination, packet.key.destination_port, packet.key.protocol) else {
-        if packet.opens_tcp() {
-            flow::forget(packet, now);
-        }
-        return Decision::Pass;
+fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> Decision {
+    let key = &packet.key;
+    let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
+        Ok(service) => service,
+        Err(flags) => return without_service(packet, flags, now),
     };
-    if packet.key.protocol == TCP && !packet.opens_tcp() {
+    if packet.continues_tcp() {
         // Not ours: the kernel may know the connection from the proxy before us.
         count(Counter::PassedTcpWithoutFlow);
         return Decision::Pass;
     }
+    if !client::may_dial(&service, &key.source) {
+        count(Counter::DroppedSourceRange);
+        return Decision::Drop;
+    }
+    let client = Client::new(link, &key.source);
     let range = client.range(&service);
     if range.count == 0 {
         trace::refused(skb, packet);
@@ -132,6 +137,26 @@ fn begin(skb: &SkBuff, packet: &Packet, client: Client, now: u64, row: &mut Flow
                 Failure::Table => Counter::DroppedFlowTable,
             });
             Decision::Drop
+        }
+    }
+}
+
+#[inline(always)]
+fn without_service(packet: &Packet, flags: u32, now: u64) -> Decision {
+    if packet.continues_tcp() {
+        return Decision::Pass;
+    }
+    match NoService::at(&packet.key.destination, flags) {
+        NoService::Refuse => Decision::Refuse,
+        NoService::Drop => {
+            count(Counter::DroppedUnallocated);
+            Decision::Drop
+        }
+        NoService::Pass => {
+            if packet.opens_tcp() {
+                flow::forget(packet, now);
+            }
+            Decision::Pass
         }
     }
 }

@@ -117,6 +117,12 @@ impl Packet {
         self.key.protocol == TCP && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
     }
 
+    /// TCP: any other segment.
+    #[inline(always)]
+    pub(crate) fn continues_tcp(&self) -> bool {
+        self.key.protocol == TCP && !self.opens_tcp()
+    }
+
     /// TCP: the connection is coming to its end.
     #[inline(always)]
     pub(crate) fn closes_tcp(&self) -> bool {
