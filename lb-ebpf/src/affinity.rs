@@ -1,22 +1,16 @@
 //! A client that gets the same backend again.
 
 use aya_ebpf::bindings::BPF_ANY;
-use lb_common::{
-    Address, AffinityKey, AffinityValue, ServiceValue,
-    backend::{IN_CLUSTER_SET, IN_LOCAL_SET, SERVING},
-};
+use lb_common::{Address, AffinityKey, AffinityValue, ServiceValue, backend::SERVING};
 
-use crate::{
-    maps::{AFFINITY, BACKENDS},
-    service::Chosen,
-};
+use crate::maps::{AFFINITY, BACKENDS};
 
 const SECOND: u64 = 1_000_000_000;
 
 /// The number of the backend that the client had, if it is to have it again: not for too long, and if
-/// it is still one that the client could draw, from the local set with `locally`. Else 0.
+/// it is still one that the client could draw, which has the flag `set`. Else 0.
 #[inline(always)]
-pub(crate) fn remembered(service: &ServiceValue, client: Address, locally: bool, now: u64) -> u32 {
+pub(crate) fn remembered(service: &ServiceValue, client: Address, set: u8, now: u64) -> u32 {
     if service.affinity == 0 {
         return 0;
     }
@@ -36,15 +30,14 @@ pub(crate) fn remembered(service: &ServiceValue, client: Address, locally: bool,
     let Some(backend) = BACKENDS.get(number) else {
         return 0;
     };
-    let set = if locally { IN_LOCAL_SET } else { IN_CLUSTER_SET };
     let is_fresh = now.saturating_sub(last_used) <= u64::from(service.affinity) * SECOND;
     let is_the_same = (backend.generation == generation) & (backend.state == SERVING) & (backend.flags & set != 0);
     if is_fresh & is_the_same { number } else { 0 }
 }
 
-/// A flow of the client begins, to this backend.
+/// A flow of the client begins, to the backend of that number and generation.
 #[inline(always)]
-pub(crate) fn remember(service: &ServiceValue, client: Address, chosen: &Chosen, now: u64) {
+pub(crate) fn remember(service: &ServiceValue, client: Address, backend: u32, generation: u32, now: u64) {
     if service.affinity == 0 {
         return;
     }
@@ -54,8 +47,8 @@ pub(crate) fn remember(service: &ServiceValue, client: Address, chosen: &Chosen,
     };
     let row = AffinityValue {
         last_used: now,
-        backend: chosen.number,
-        generation: chosen.backend.generation,
+        backend,
+        generation,
     };
     // Without the row the client draws afresh next time.
     let _ = AFFINITY.insert(&key, &row, BPF_ANY.into());

@@ -2,7 +2,8 @@
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use lb_common::{
-    Address, Range, Scoped, ServiceValue,
+    Address, BackendValue, Range, Scoped, ServiceValue,
+    backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL},
     prefix::{INSIDE, OUTSIDE, PODS, WHOLE},
     service::{FAR_IS_LOCAL, NEAR_IS_LOCAL, RESTRICTED},
 };
@@ -12,51 +13,58 @@ use crate::maps::{CIDRS, SOURCE_RANGES};
 /// The link that a client's packets come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Link {
+    /// Any but that of a pod of this node.
+    Outside = 0,
     /// That of a pod of this node.
-    Pod,
-    /// Any other.
-    Outside,
+    Pod = 1,
 }
 
-/// A client, as far as the rules of services know it.
+/// A client, as far as the rules of services know it. Numbers in place of truth values, and arithmetic
+/// in place of branches: the verifier follows each through all that comes after.
 #[derive(Clone, Copy)]
 pub(crate) struct Client {
-    /// It counts as one of this node, or of the cluster where the networks of pods are known.
-    is_near: bool,
-    /// What is sent to it from elsewhere comes by here.
-    pub(crate) is_behind_us: bool,
+    /// 1: it counts as one of this node, or of the cluster where the networks of pods are known. Else 0.
+    is_near: u32,
+    /// 1: what is sent to it from elsewhere comes by here. Else 0.
+    is_behind_us: u32,
 }
 
 impl Client {
     /// A process of the node itself.
     pub(crate) const NODE: Self = Self {
-        is_near: true,
-        is_behind_us: true,
+        is_near: 1,
+        is_behind_us: 1,
     };
 
     /// The client with that address behind that link.
     #[inline(always)]
     pub(crate) fn new(link: Link, address: &Address) -> Self {
         let known = cidr(PODS, address);
-        let is_pod_link = link == Link::Pod;
-        // Without branches, each of which the verifier would follow through all that comes after.
+        let is_behind_us = link as u32 & !(known / OUTSIDE) & 1;
         Self {
-            is_near: (known == INSIDE) | (is_pod_link & (known != OUTSIDE)),
-            is_behind_us: is_pod_link & (known != OUTSIDE),
+            is_near: (known & INSIDE) | is_behind_us,
+            is_behind_us,
         }
     }
 
     /// The slots that such a client draws from.
     #[inline(always)]
     pub(crate) fn range(self, service: &ServiceValue) -> Range {
-        if self.is_near { service.near } else { service.far }
+        if self.is_near == 0 { service.far } else { service.near }
     }
 
-    /// Whether those are the local set.
+    /// The flag of the backends that are in those slots.
     #[inline(always)]
-    pub(crate) fn draws_locally(self, service: &ServiceValue) -> bool {
-        let flag = if self.is_near { NEAR_IS_LOCAL } else { FAR_IS_LOCAL };
-        service.flags & flag != 0
+    pub(crate) fn set(self, service: &ServiceValue) -> u8 {
+        const { assert!(NEAR_IS_LOCAL << 1 == FAR_IS_LOCAL && IN_CLUSTER_SET << 1 == IN_LOCAL_SET) };
+        let is_local = service.flags / (FAR_IS_LOCAL >> self.is_near) & 1;
+        IN_CLUSTER_SET << is_local
+    }
+
+    /// Whether the answer of such a backend would go straight to the client, which knows nothing of it.
+    #[inline(always)]
+    pub(crate) fn is_passed_by(self, backend: &BackendValue) -> bool {
+        self.is_behind_us | u32::from(backend.flags & LOCAL) == 0
     }
 }
 

@@ -7,7 +7,7 @@ use aya_ebpf::{
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
     address::NODE_PORTS,
-    backend::{FREE, LOCAL, SERVING},
+    backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
     net::TCP,
@@ -108,13 +108,16 @@ pub(crate) fn begin(
 ) -> Result<(), Failure> {
     let mut service = *service;
     let mut failure = Failure::NoBackend;
-    let mut remembered = affinity::remembered(&service, packet.key.source, client.draws_locally(&service), now);
+    let mut claimed = false;
+    let mut remembered = affinity::remembered(&service, packet.key.source, client.set(&service), now);
+    let mut range = client.range(&service);
     for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(client.range(&service), remembered, random()) else {
+        let Some(chosen) = service::choose(range, remembered, random()) else {
             // Changed since it was read.
             let key = &packet.key;
             service = service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS)
                 .map_err(|_| Failure::NoBackend)?;
+            range = client.range(&service);
             remembered = 0;
             continue;
         };
@@ -124,16 +127,19 @@ pub(crate) fn begin(
             other_port()
         };
         *row = forward_row(packet, &service, &chosen, client, client_port, now);
-        if claim(packet, row) {
-            affinity::remember(&service, packet.key.source, &chosen, now);
-            return match FLOWS.insert(&packet.key, &*row, BPF_ANY.into()) {
-                Ok(()) => Ok(()),
-                Err(_) => Err(Failure::Table),
-            };
+        claimed = claim(packet, row);
+        if claimed {
+            break;
         }
         failure = Failure::Collision;
     }
-    Err(failure)
+    if !claimed {
+        return Err(failure);
+    }
+    affinity::remember(&service, packet.key.source, row.backend, row.generation, now);
+    FLOWS
+        .insert(&packet.key, &*row, BPF_ANY.into())
+        .map_err(|_| Failure::Table)
 }
 
 /// A connection opens that is not to a service. What is left of an earlier one between the same
@@ -177,9 +183,7 @@ fn forward_row(
 ) -> FlowValue {
     let backend = &chosen.backend;
     let hairpin = backend.address.same(&packet.key.source);
-    // The backend's answer would go straight to the client, which knows nothing of it.
-    let passes_by = !client.is_behind_us & (backend.flags & LOCAL == 0);
-    let masquerade = hairpin | passes_by | (service.flags & MASQUERADE_ALL != 0);
+    let masquerade = hairpin | client.is_passed_by(backend) | (service.flags & MASQUERADE_ALL != 0);
     FlowValue {
         last_seen: now,
         address: backend.address,

@@ -117,8 +117,8 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
     } else {
         Address::ANY_V6
     };
-    let locally = Client::NODE.draws_locally(&service);
-    let mut remembered = affinity::remembered(&service, client, locally, now);
+    let eligible = Client::NODE.set(&service);
+    let mut remembered = affinity::remembered(&service, client, eligible, now);
     for _ in 0..ATTEMPTS {
         let range = Client::NODE.range(&service);
         if range.count == 0 {
@@ -146,7 +146,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
         if !is_there(&key, &row) {
             // Without the row the socket works all the same; only names would show the backend.
             let _ = SOCKETS.insert(&key, &row, BPF_ANY.into());
-            affinity::remember(&service, client, &chosen, now);
+            affinity::remember(&service, client, row.backend, row.generation, now);
         }
         set::<F>(ctx, &backend.address, backend.port);
         count(Counter::SocketTranslated);
