@@ -36,10 +36,13 @@ impl Client {
         is_behind_us: 1,
     };
 
-    /// The client with that address behind that link.
+    /// The client with that address behind that link, as the service meets it.
     #[inline(always)]
-    pub(crate) fn new(link: Link, address: &Address) -> Self {
-        let known = cidr(PODS, address);
+    pub(crate) fn new(link: Link, address: &Address, service: &ServiceValue) -> Self {
+        // Bits of the flags that are never set: a zero of which the verifier does not know that it is one,
+        // so that it need not tell the two cases apart from here on.
+        let nothing = service.flags >> 30;
+        let known = cidr(PODS, address).unwrap_or(nothing) & (INSIDE | OUTSIDE);
         let is_behind_us = link as u32 & !(known / OUTSIDE) & 1;
         Self {
             is_near: (known & INSIDE) | is_behind_us,
@@ -50,7 +53,12 @@ impl Client {
     /// The slots that such a client draws from.
     #[inline(always)]
     pub(crate) fn range(self, service: &ServiceValue) -> Range {
-        if self.is_near == 0 { service.far } else { service.near }
+        let near = 0_u32.wrapping_sub(self.is_near);
+        let pick = |of_near: u32, of_far: u32| (of_near & near) | (of_far & !near);
+        Range {
+            base: pick(service.near.base, service.far.base),
+            count: pick(service.near.count, service.far.count),
+        }
     }
 
     /// The flag of the backends that are in those slots.
@@ -74,10 +82,10 @@ pub(crate) fn may_dial(service: &ServiceValue, address: &Address) -> bool {
     service.flags & RESTRICTED == 0 || SOURCE_RANGES.get(&key(service.service, address)).is_some()
 }
 
-/// What the address is in that scope of the map `CIDRS`; 0 where nothing is known.
+/// What the address is in that scope of the map `CIDRS`, where anything is known.
 #[inline(always)]
-pub(crate) fn cidr(scope: u32, address: &Address) -> u32 {
-    CIDRS.get(&key(scope, address)).copied().unwrap_or(0)
+pub(crate) fn cidr(scope: u32, address: &Address) -> Option<u32> {
+    CIDRS.get(&key(scope, address)).copied()
 }
 
 #[inline(always)]

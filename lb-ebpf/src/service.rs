@@ -51,7 +51,7 @@ impl NoService {
     pub(crate) fn at(address: &Address, flags: u32) -> Self {
         if flags & CLUSTER_IP != 0 {
             Self::Refuse
-        } else if flags == 0 && cidr(SERVICE_CIDRS, address) == INSIDE {
+        } else if flags == 0 && cidr(SERVICE_CIDRS, address) == Some(INSIDE) {
             Self::Drop
         } else {
             Self::Pass
