@@ -47,13 +47,16 @@ impl PrefixKey {
     }
 }
 
-/// Scope in `CIDRS`: clients. The value is `INSIDE` or `OUTSIDE`; without a row, the link that a client
-/// comes from tells where it is.
+/// Scope in `CIDRS`: clients. Without a row, the link that a client comes from tells where it is. With one,
+/// both families have one of length 0 (that of IPv6 would speak for IPv4 too): `OUTSIDE`, or `BY_LINK` where
+/// the family has no network of pods.
 pub const PODS: u32 = 1;
 /// Scope in `CIDRS`: destinations. An address with the value `INSIDE` that is nobody's gets no answer.
 pub const SERVICES: u32 = 2;
 
-/// The address is in a network of this scope. `SOURCE_RANGES` has no other value.
+/// The link tells.
+pub const BY_LINK: u32 = 0;
+/// The address is in a network of this scope. `SOURCE_RANGES` and the scope `SERVICES` have no other value.
 pub const INSIDE: u32 = 1;
 /// The address is of a family with a network of this scope, and not in it.
 pub const OUTSIDE: u32 = 2;

@@ -4,7 +4,7 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use lb_common::{
     Address, BackendValue, Range, Scoped, ServiceValue,
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL},
-    prefix::{INSIDE, OUTSIDE, PODS, WHOLE},
+    prefix::{BY_LINK, INSIDE, OUTSIDE, PODS, WHOLE},
     service::{FAR_IS_LOCAL, NEAR_IS_LOCAL, RESTRICTED},
 };
 
@@ -36,13 +36,10 @@ impl Client {
         is_behind_us: 1,
     };
 
-    /// The client with that address behind that link, as the service meets it.
+    /// The client with that address behind that link.
     #[inline(always)]
-    pub(crate) fn new(link: Link, address: &Address, service: &ServiceValue) -> Self {
-        // Bits of the flags that are never set: a zero of which the verifier does not know that it is one,
-        // so that it need not tell the two cases apart from here on.
-        let nothing = service.flags >> 30;
-        let known = cidr(PODS, address).unwrap_or(nothing) & (INSIDE | OUTSIDE);
+    pub(crate) fn new(link: Link, address: &Address) -> Self {
+        let known = cidr(PODS, address).unwrap_or(BY_LINK);
         let is_behind_us = link as u32 & !(known / OUTSIDE) & 1;
         Self {
             is_near: (known & INSIDE) | is_behind_us,

@@ -112,7 +112,7 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValu
         count(Counter::DroppedSourceRange);
         return Decision::Drop;
     }
-    let client = Client::new(link, &key.source, &service);
+    let client = Client::new(link, &key.source);
     let range = client.range(&service);
     if range.count == 0 {
         trace::refused(skb, packet);
