@@ -62,7 +62,7 @@ impl Client {
     #[inline(always)]
     pub(crate) fn set(self, service: &ServiceValue) -> u8 {
         const { assert!(NEAR_IS_LOCAL << 1 == FAR_IS_LOCAL && IN_CLUSTER_SET << 1 == IN_LOCAL_SET) };
-        let is_local = service.flags / (FAR_IS_LOCAL >> self.is_near) & 1;
+        let is_local = (service.flags >> (FAR_IS_LOCAL.trailing_zeros() - self.is_near)) & 1;
         IN_CLUSTER_SET << is_local
     }
 
