@@ -18,3 +18,4 @@ mod plumbing;
 mod reject;
 mod restart;
 mod sources;
+mod stale;
