@@ -179,6 +179,7 @@ fn node() -> Node {
     Node {
         internal_ips: vec![IpAddr::from([192, 168, 0, 1])],
         external_ips: Vec::new(),
+        ..Node::default()
     }
 }
 
