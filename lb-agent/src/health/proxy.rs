@@ -120,6 +120,22 @@ impl ProxyHealth {
         self.lock().healthz(Moment::now())
     }
 
+    /// Whether a change of this family is not in the kernel.
+    #[cfg(test)]
+    pub(crate) fn waits(&self, family: Family) -> bool {
+        let state = self.lock();
+        let programming = match family {
+            Family::V4 => state.v4,
+            Family::V6 => state.v6,
+        };
+        programming.waiting_since.is_some()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_node_eligible(&self) -> bool {
+        self.lock().is_node_eligible
+    }
+
     /// Of a proxy that has not come to terms with the kernel for too long.
     #[cfg(test)]
     pub(super) fn stale() -> Self {
