@@ -26,6 +26,7 @@ use tokio::{
 use self::retries::Retries;
 use crate::{
     desired::{Change, Family, ServicePortName},
+    health::ProxyHealth,
     kernel::links::{Link, LinkEvent, Notice},
     model::{Cluster, Conflict, Kind},
     objects::Batch,
@@ -49,6 +50,8 @@ pub struct Outputs {
     pub node_addresses: watch::Sender<Option<BTreeSet<IpAddr>>>,
     /// The families that have had a service.
     pub families: watch::Sender<BTreeSet<Family>>,
+    /// How the programming goes, and whether the node is to have traffic.
+    pub health: ProxyHealth,
 }
 
 /// What the first sync came to.
@@ -147,6 +150,9 @@ impl<P: Plane> Agent<P> {
     /// Brings the kernel up to date with the objects.
     fn sync(&mut self) -> anyhow::Result<()> {
         self.tell_node_addresses();
+        if let Some(node) = self.cluster.node() {
+            self.outputs.health.set_node_eligible(!node.is_leaving);
+        }
         if self.first_sync.is_some() {
             let change = self.cluster.take_change();
             self.tell_conflicts();
@@ -170,6 +176,7 @@ impl<P: Plane> Agent<P> {
         self.tell_families(&change);
         let state = self.cluster.state();
         tell_node_port_addresses(&state.node_port_addresses);
+        self.outputs.health.changes_wait();
         let outcome = self.plane.replace(state)?;
         self.first_sync = Some(FirstSync {
             services: self.cluster.services(),
@@ -180,6 +187,7 @@ impl<P: Plane> Agent<P> {
             milliseconds: milliseconds(start),
         });
         self.note_failures(outcome);
+        self.tell_programmed();
         for (index, event) in std::mem::take(&mut self.waiting_links) {
             self.try_link(index, event);
         }
@@ -212,6 +220,7 @@ impl<P: Plane> Agent<P> {
             return;
         }
         let start = Instant::now();
+        self.outputs.health.changes_wait();
         let outcome = self.plane.apply(change);
         for (name, service) in &change.services {
             match service {
@@ -242,6 +251,17 @@ impl<P: Plane> Agent<P> {
             self.failed_node_addresses.forget(&());
         }
         self.note_failures(outcome);
+        self.tell_programmed();
+    }
+
+    /// A family is programmed when nothing of it is left to be tried again.
+    fn tell_programmed(&self) {
+        for family in [Family::V4, Family::V6] {
+            let waits = self.failed_services.keys().any(|name| name.family == family);
+            if !waits && self.failed_node_addresses.next().is_none() {
+                self.outputs.health.is_programmed(family);
+            }
+        }
     }
 
     /// Names what failed, to be tried again: later each time.

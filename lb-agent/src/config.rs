@@ -6,6 +6,7 @@
 
 use std::{
     fs,
+    net::{Ipv4Addr, SocketAddr},
     num::{NonZeroU32, ParseIntError},
     path::{Path, PathBuf},
     str::FromStr,
@@ -99,6 +100,11 @@ pub struct Settings {
         default_missing_value = "true"
     )]
     pub set_sysctls: Option<bool>,
+
+    /// Where /healthz and /livez are answered: an address, with or without a port. Empty turns them
+    /// off [default: 0.0.0.0:10256, which is IPv6 too]
+    #[arg(long, value_name = "ADDRESS", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS")]
+    pub healthz_bind_address: Option<HealthzAddress>,
 
     /// How much to log [default: info]
     #[arg(long, value_name = "LEVEL", env = "LB_AGENT_LOG_LEVEL")]
@@ -197,6 +203,56 @@ impl FromStr for Mark {
     }
 }
 
+/// Where the health of the proxy is told, if anywhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct HealthzAddress(Option<SocketAddr>);
+
+/// What is no [`HealthzAddress`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is neither an IP address, nor one with a port, nor empty")]
+pub struct InvalidHealthzAddress(String);
+
+impl HealthzAddress {
+    /// The port that load balancers expect.
+    const PORT: u16 = 10256;
+
+    /// The address, unless nobody is to be told.
+    #[must_use]
+    pub const fn get(self) -> Option<SocketAddr> {
+        self.0
+    }
+}
+
+impl Default for HealthzAddress {
+    fn default() -> Self {
+        Self(Some((Ipv4Addr::UNSPECIFIED, Self::PORT).into()))
+    }
+}
+
+impl FromStr for HealthzAddress {
+    type Err = InvalidHealthzAddress;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let without_port = || Some(SocketAddr::new(text.parse().ok()?, Self::PORT));
+        let address = text.parse().ok().or_else(without_port);
+        address
+            .map(|address| Self(Some(address)))
+            .ok_or_else(|| InvalidHealthzAddress(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for HealthzAddress {
+    type Error = InvalidHealthzAddress;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
 impl Settings {
     /// Those of a file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
@@ -237,6 +293,7 @@ impl Settings {
                 self.link
             },
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
+            healthz_bind_address: self.healthz_bind_address.or(others.healthz_bind_address),
             log_level: self.log_level.or(others.log_level),
             log_format: self.log_format.or(others.log_format),
         }
@@ -283,6 +340,8 @@ pub struct Config {
     pub link_rules: Vec<String>,
     /// Whether to set sysctls.
     pub set_sysctls: bool,
+    /// Where `/healthz` and `/livez` are answered, if they are.
+    pub healthz_address: Option<SocketAddr>,
     /// How much to log.
     pub log_level: LogLevel,
     /// How to log.
@@ -338,6 +397,7 @@ impl Config {
             },
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
             set_sysctls: settings.set_sysctls.unwrap_or(false),
+            healthz_address: settings.healthz_bind_address.unwrap_or_default().get(),
             log_level: settings.log_level.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
         })
@@ -448,6 +508,31 @@ mod tests {
         let file = Settings::parse("masqueradeMark: 0x8000").unwrap();
         assert_eq!(file.masquerade_mark, Some(Mark(0x8000)));
         assert!(Settings::parse("masqueradeMark: 3").is_err());
+    }
+
+    #[test]
+    fn health_is_told_at_an_address_with_or_without_port_or_nowhere() {
+        let told_at = |settings: Settings| {
+            let address = Config::new(settings).unwrap().healthz_address;
+            address.map(|address| address.to_string())
+        };
+        assert_eq!(told_at(Settings::default()).as_deref(), Some("0.0.0.0:10256"));
+        let table = [
+            ("127.0.0.1:1", Some("127.0.0.1:1")),
+            ("[::1]:1", Some("[::1]:1")),
+            ("127.0.0.1", Some("127.0.0.1:10256")),
+            ("::", Some("[::]:10256")),
+            ("", None),
+        ];
+        for (text, expected) in table {
+            let flag = flags(&["--healthz-bind-address", text]).unwrap();
+            assert_eq!(told_at(flag).as_deref(), expected, "{text:?}");
+            let file = Settings::parse(&format!("healthzBindAddress: '{text}'")).unwrap();
+            assert_eq!(told_at(file).as_deref(), expected, "{text:?}");
+        }
+        for wrong in ["localhost:10256", ":10256", "127.0.0.1:65536"] {
+            assert!(flags(&["--healthz-bind-address", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

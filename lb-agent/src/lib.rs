@@ -11,12 +11,14 @@
 //! * [`desired`] is what the model says and a plane does; it belongs to neither.
 //! * [`plane`] makes it true in the kernel and knows nothing of Kubernetes.
 //! * [`kernel`] is what every plane shares of the kernel.
+//! * [`health`] answers those who ask how this node's services are.
 //! * [`agent`] is the loop that ties them together, [`cli`] what a person types.
 
 pub mod agent;
 pub mod cli;
 pub mod config;
 pub mod desired;
+pub mod health;
 pub mod kernel;
 pub mod model;
 pub mod objects;

@@ -8,6 +8,7 @@
 mod claims;
 mod cluster;
 mod endpoint_slice;
+mod health_check;
 mod name;
 mod node;
 mod serve;
@@ -19,6 +20,7 @@ mod tests;
 
 pub use cluster::{Cluster, Conflict, Event, Kind, Update};
 pub use endpoint_slice::{Conditions, Endpoint, EndpointPort, EndpointSlice, InvalidEndpoint, Placement};
+pub use health_check::HealthCheck;
 pub use name::ObjectName;
 pub use node::Node;
 pub use service::{

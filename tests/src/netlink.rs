@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 
 use anyhow::{Context as _, Result, anyhow};
 use futures::TryStreamExt as _;
+use netlink_packet_route::address::AddressAttribute;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 use netlink_packet_route::route::RouteScope;
@@ -183,6 +184,23 @@ impl Netlink {
         let request = self.handle.address().add(link, address.address, address.length);
         let added = runtime().block_on(request.execute());
         added.with_context(|| format!("adding the address {address} to link {link}"))
+    }
+
+    /// Removes an address.
+    pub fn remove_address(&self, link: u32, address: Cidr) -> Result<()> {
+        let remove = async {
+            let mut known = self.handle.address().get().set_link_index_filter(link).execute();
+            while let Some(message) = known.try_next().await? {
+                let is_it = |attribute: &AddressAttribute| matches!(attribute, AddressAttribute::Address(known) if *known == address.address);
+                if message.attributes.iter().any(is_it) {
+                    self.handle.address().del(message).execute().await?;
+                    return Ok(());
+                }
+            }
+            Err(anyhow!("it is not there"))
+        };
+        let removed = runtime().block_on(remove);
+        removed.with_context(|| format!("removing the address {address} from link {link}"))
     }
 
     /// Adds a route.

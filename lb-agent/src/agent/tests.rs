@@ -104,6 +104,7 @@ struct Running {
     batches: mpsc::Sender<Batch>,
     links: mpsc::Sender<Notice>,
     node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
+    health: ProxyHealth,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
@@ -115,9 +116,11 @@ impl Running {
         let (link_sender, links) = mpsc::channel(8);
         let (address_sender, node_addresses) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
+        let health = ProxyHealth::new();
         let outputs = Outputs {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
+            health: health.clone(),
         };
         let mut agent = Agent::new(plane.clone(), outputs, Instant::now());
         let inputs = Inputs { batches, links };
@@ -127,6 +130,7 @@ impl Running {
             batches: batch_sender,
             links: link_sender,
             node_addresses,
+            health,
             stop,
             task,
         }
@@ -179,6 +183,7 @@ fn node() -> Node {
     Node {
         internal_ips: vec![IpAddr::from([192, 168, 0, 1])],
         external_ips: Vec::new(),
+        ..Node::default()
     }
 }
 
@@ -336,6 +341,48 @@ async fn a_node_without_an_object_is_known_to_have_no_address() {
     agent.send(vec![list(Vec::new()), no_slices(), Event::Node(None)]).await;
     agent.node_addresses.changed().await.unwrap();
     assert_eq!(*agent.node_addresses.borrow(), Some(BTreeSet::new()));
+}
+
+#[tokio::test]
+async fn the_health_is_told_of_what_the_kernel_does_not_have() {
+    let agent = Running::start();
+    agent.plane.refuse(&["a"]);
+    assert!(!agent.health.waits(Family::V4));
+    agent.send_lists(vec![service("a", 1)]).await;
+    // The second attempt comes after the outcome of the first.
+    agent.calls(2).await;
+    assert!(agent.health.waits(Family::V4));
+    assert!(!agent.health.waits(Family::V6));
+
+    agent.plane.refuse(&[]);
+    let until = Instant::now() + Duration::from_secs(10);
+    while agent.health.waits(Family::V4) {
+        assert!(Instant::now() < until, "it waits although it has been programmed");
+        time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_health_is_told_whether_the_node_is_leaving_and_keeps_its_last_word() {
+    let agent = Running::start();
+    let mut calls = 0;
+    let mut eligible_after = async |event: Event| {
+        calls += 1;
+        // What follows the event and is written tells that the event was heard.
+        agent.send(vec![event, applied(service("a", calls))]).await;
+        agent.calls(1).await;
+        agent.health.is_node_eligible()
+    };
+    let leaving = Node {
+        is_leaving: true,
+        ..node()
+    };
+    agent.send(vec![list(Vec::new()), no_slices()]).await;
+    assert!(!eligible_after(Event::Node(None)).await);
+    assert!(eligible_after(Event::Node(Some(node()))).await);
+    assert!(eligible_after(Event::Node(None)).await);
+    assert!(!eligible_after(Event::Node(Some(leaving))).await);
+    assert!(!eligible_after(Event::Node(None)).await);
 }
 
 #[tokio::test]

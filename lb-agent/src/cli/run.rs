@@ -15,6 +15,7 @@ use crate::{
     agent::{Agent, Inputs, Outputs},
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
+    health::{self, ProxyHealth},
     kernel::{cgroup, links, sysctls},
     objects::{self, folder, kube},
     plane::ebpf::{EbpfOptions, EbpfPlane},
@@ -58,6 +59,11 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let rules = links::LinkRules::parse(&config.link_rules)?;
 
+    let health = ProxyHealth::new();
+    if let Some(address) = config.healthz_address {
+        tokio::spawn(health::serve_healthz(address, health.clone()));
+    }
+
     // The source begins before the plane does: what is wrong with it is said before the kernel is
     // touched, and objects come in while programs are loaded.
     let (sender, batches) = objects::channel();
@@ -88,6 +94,7 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let outputs = Outputs {
         node_addresses,
         families,
+        health,
     };
     let inputs = Inputs {
         batches,

@@ -26,6 +26,7 @@ mod table;
 mod watch;
 
 pub use classify::{Facts, classify};
+pub(super) use messages::address;
 pub use rules::{LinkRuleError, LinkRules};
 pub use watch::watch;
 

@@ -11,6 +11,8 @@ pub struct Node {
     pub internal_ips: Vec<IpAddr>,
     /// Addresses of type ExternalIP, in the object's order.
     pub external_ips: Vec<IpAddr>,
+    /// Somebody takes the node away: load balancers are to send it nothing new.
+    pub is_leaving: bool,
 }
 
 impl Node {
@@ -42,6 +44,7 @@ mod tests {
         let node = Node {
             internal_ips: ips(internal_ips),
             external_ips: ips(external_ips),
+            ..Node::default()
         };
         node.primary_addresses().iter().map(ToString::to_string).collect()
     }

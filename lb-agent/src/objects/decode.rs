@@ -26,6 +26,8 @@ pub(super) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Taint of a Node, whatever its effect: the cluster autoscaler is about to remove the machine.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What a field says that it cannot say.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -242,7 +244,12 @@ impl Decode for Node {
 
     fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
         let addresses = wire.status.and_then(|status| status.addresses).unwrap_or_default();
-        let mut node = Self::default();
+        let taints = wire.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let mut node = Self {
+            is_leaving: wire.metadata.deletion_timestamp.is_some()
+                || taints.iter().any(|taint| taint.key == TO_BE_DELETED),
+            ..Self::default()
+        };
         let mut skipped = Vec::new();
         for (index, address) in addresses.into_iter().enumerate() {
             let addresses = match address.type_.as_str() {
@@ -543,6 +550,26 @@ mod tests {
         }));
         assert_eq!(node.internal_ips, ["192.168.0.1".parse::<IpAddr>().unwrap()]);
         assert_eq!(node.external_ips, ["1.2.3.4".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn a_node_is_leaving_when_it_is_deleted_or_tainted_by_the_autoscaler() {
+        let is_leaving = |metadata: Value, taints: Value| {
+            let node: Node = object(json!({ "metadata": metadata, "spec": { "taints": taints } }));
+            node.is_leaving
+        };
+        let taint = |key: &str, effect: &str| json!([{ "key": key, "effect": effect }]);
+        let deleted = json!({ "name": "this-node", "deletionTimestamp": "2026-11-30T12:00:00Z" });
+        let alive = || json!({ "name": "this-node" });
+        assert!(!is_leaving(alive(), json!([])));
+        assert!(is_leaving(deleted, json!([])));
+        for effect in ["NoSchedule", "PreferNoSchedule"] {
+            assert!(is_leaving(alive(), taint("ToBeDeletedByClusterAutoscaler", effect)));
+        }
+        assert!(!is_leaving(
+            alive(),
+            taint("node.kubernetes.io/unschedulable", "NoSchedule")
+        ));
     }
 
     #[test]

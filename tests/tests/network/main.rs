@@ -4,6 +4,7 @@
 //! `lab` (`LB_AGENT`, `LB_LAB`, or those that cargo built); what is missing makes them fail and say so.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
+mod addresses;
 mod bad_input;
 mod bare;
 mod changes;

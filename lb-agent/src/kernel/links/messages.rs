@@ -62,7 +62,7 @@ const fn is_ip_only(layer: LinkLayerType) -> bool {
 }
 
 /// The link and the address that a message tells of.
-pub(super) fn address(message: &AddressMessage) -> Option<(u32, IpAddr)> {
+pub(in crate::kernel) fn address(message: &AddressMessage) -> Option<(u32, IpAddr)> {
     // On a point-to-point link `Address` is the peer's and `Local` the own one; IPv6 has no `Local`
     // where they are the same.
     let local = message.attributes.iter().find_map(|attribute| match attribute {

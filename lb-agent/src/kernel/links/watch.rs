@@ -1,29 +1,19 @@
 //! Follows the links of this process's network namespace over rtnetlink.
-//!
-//! Two sockets: one that only listens, one that only asks. A notification carries the sequence number
-//! of whatever request of another process caused it; on one socket it could pass for the answer to
-//! ours and end a dump early.
 
 use std::{
     collections::BTreeSet,
     io,
-    net::IpAddr,
-    os::fd::{AsRawFd as _, BorrowedFd},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
 };
 
-use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc::UnboundedReceiver};
+use futures::{StreamExt as _, TryStreamExt as _};
 use netlink_packet_route::RouteNetlinkMessage;
-use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
-use rtnetlink::{
-    Handle, MulticastGroup, RouteMessageBuilder, new_connection, new_multicast_connection,
-    packet_core::{NetlinkMessage, NetlinkPayload},
-    sys::SocketAddr,
-};
+use rtnetlink::{MulticastGroup, RouteMessageBuilder, packet_core::NetlinkPayload};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{debug, warn};
 
@@ -32,13 +22,10 @@ use super::{
     messages::{address, is_default_route, link_facts, links_of_route},
     table::{LinkTable, Snapshot},
 };
+use crate::kernel::netlink::{Connection, within};
 
 /// What waits for the receiver.
 const EVENTS: usize = 256;
-/// Bytes of notifications that the kernel keeps for us: some thousand links coming at once.
-const RECEIVE_BUFFER: usize = 8 << 20;
-/// How long the kernel has for an answer.
-const ANSWER: Duration = Duration::from_secs(10);
 /// After what failed.
 const RETRY: Duration = Duration::from_secs(1);
 /// Default routes that change together are asked for together.
@@ -108,8 +95,6 @@ impl From<io::Error> for Stop {
     }
 }
 
-type Notifications = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
-
 struct Watcher {
     table: LinkTable,
     node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
@@ -124,80 +109,39 @@ struct Watcher {
     has_told_all: bool,
 }
 
-/// The two sockets, each with the task that serves it.
-struct Connection {
-    handle: Handle,
-    notifications: Notifications,
-    tasks: [JoinHandle<()>; 2],
+/// Asks for everything. What changes meanwhile is told by notifications, which are on already.
+async fn snapshot(connection: &Connection) -> io::Result<Snapshot> {
+    within(async {
+        let links: Vec<_> = connection.handle.link().get().execute().try_collect().await?;
+        let addresses: Vec<_> = connection.handle.address().get().execute().try_collect().await?;
+        Ok(Snapshot {
+            links: links.iter().filter_map(link_facts).collect(),
+            addresses: addresses.iter().filter_map(address).collect(),
+            default_routes: default_routes(connection).await?,
+        })
+    })
+    .await
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
-    }
-}
-
-impl Connection {
-    fn open() -> io::Result<Self> {
-        let (mut listening, _, notifications) = new_multicast_connection(&GROUPS)?;
-        // SAFETY: the socket lives as long as `listening`, which outlives this borrow.
-        let socket = unsafe { BorrowedFd::borrow_raw(listening.socket_mut().as_raw_fd()) };
-        if let Err(error) = setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER) {
-            // What is lost is asked for again, only at a higher price.
-            debug!(%error, "the buffer for notifications stays small");
-        }
-        let (asking, handle, _) = new_connection()?;
-        Ok(Self {
-            handle,
-            notifications,
-            tasks: [tokio::spawn(listening), tokio::spawn(asking)],
-        })
-    }
-
-    /// Asks for everything. What changes meanwhile is told by notifications, which are on already.
-    async fn snapshot(&self) -> io::Result<Snapshot> {
-        within(async {
-            let links: Vec<_> = self.handle.link().get().execute().try_collect().await?;
-            let addresses: Vec<_> = self.handle.address().get().execute().try_collect().await?;
-            Ok(Snapshot {
-                links: links.iter().filter_map(link_facts).collect(),
-                addresses: addresses.iter().filter_map(address).collect(),
-                default_routes: self.default_routes().await?,
-            })
-        })
-        .await
-    }
-
-    async fn default_routes(&self) -> Result<BTreeSet<u32>, rtnetlink::Error> {
-        let mut links = BTreeSet::new();
-        for request in [
-            RouteMessageBuilder::<std::net::Ipv4Addr>::new().build(),
-            RouteMessageBuilder::<std::net::Ipv6Addr>::new().build(),
-        ] {
-            let mut routes = std::pin::pin!(self.handle.route().get(request).execute());
-            while let Some(route) = routes.try_next().await? {
-                if is_default_route(&route) {
-                    links.extend(links_of_route(&route));
-                }
+async fn default_routes(connection: &Connection) -> Result<BTreeSet<u32>, rtnetlink::Error> {
+    let mut links = BTreeSet::new();
+    for request in [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ] {
+        let mut routes = std::pin::pin!(connection.handle.route().get(request).execute());
+        while let Some(route) = routes.try_next().await? {
+            if is_default_route(&route) {
+                links.extend(links_of_route(&route));
             }
         }
-        Ok(links)
     }
-}
-
-/// The answer, unless it takes for ever.
-async fn within<T>(answer: impl Future<Output = Result<T, rtnetlink::Error>>) -> io::Result<T> {
-    match timeout(ANSWER, answer).await {
-        Ok(answer) => answer.map_err(io::Error::other),
-        Err(_) => Err(io::Error::from(io::ErrorKind::TimedOut)),
-    }
+    Ok(links)
 }
 
 impl Watcher {
     async fn run(&mut self) -> Result<(), Stop> {
-        let mut connection = Connection::open()?;
+        let mut connection = Connection::open(&GROUPS)?;
         self.start_over(&connection).await?;
         let mut has_node_addresses = true;
         loop {
@@ -217,7 +161,7 @@ impl Watcher {
                             warn!("notifications of links were lost: asking for all links");
                             // What still waits on this socket is older than the loss: a link that
                             // came there may have gone in what was lost.
-                            connection = Connection::open()?;
+                            connection = Connection::open(&GROUPS)?;
                             self.start_over(&connection).await?;
                         }
                         NetlinkPayload::InnerMessage(message) => self.notified(message).await?,
@@ -243,7 +187,7 @@ impl Watcher {
     async fn start_over(&mut self, connection: &Connection) -> Result<(), Stop> {
         self.routes_due = None;
         self.links_due.clear();
-        let snapshot = connection.snapshot().await?;
+        let snapshot = snapshot(connection).await?;
         let events = self.table.reset(snapshot);
         self.tell(events).await
     }
@@ -331,7 +275,7 @@ impl Watcher {
         }
         if self.routes_due.is_some_and(|due| due <= now) {
             self.routes_due = None;
-            let links = within(connection.default_routes()).await?;
+            let links = within(default_routes(connection)).await?;
             let events = self.table.set_default_routes(links);
             self.tell(events).await?;
         }

@@ -61,6 +61,7 @@ fn any_node() -> impl Strategy<Value = Option<Node>> {
     proptest::option::of((1..3_u8).prop_map(|host| Node {
         internal_ips: vec![ip(&format!("192.168.0.{host}"))],
         external_ips: Vec::new(),
+        ..Node::default()
     }))
 }
 

@@ -1,0 +1,106 @@
+//! Listening, and answering over HTTP/1.1.
+
+use std::{
+    convert::Infallible,
+    io,
+    net::{Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use hyper::{
+    Request, Response, StatusCode,
+    body::Incoming,
+    header::{CONTENT_TYPE, HeaderValue, X_CONTENT_TYPE_OPTIONS},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+/// After a connection that could not be accepted, mostly for want of file descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Listens at an address, of which an unspecified one is all of its own family.
+pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    bind(address, true)
+}
+
+/// The same, but unspecified addresses, whichever family they are written in, are all of both. This is
+/// how kube-proxy's library takes its `0.0.0.0`.
+pub(super) fn listen_in_both_families(address: SocketAddr) -> io::Result<TcpListener> {
+    if !address.ip().is_unspecified() {
+        return listen(address);
+    }
+    let all = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
+    match bind(all, false) {
+        // A kernel without IPv6.
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => listen(address),
+        result => result,
+    }
+}
+
+fn bind(address: SocketAddr, is_only_v6: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // Connections of the agent before may linger.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(is_only_v6)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// Answers a request for a path, whatever its method. When this is dropped, nobody listens any more and
+/// the connections are closed.
+pub(super) async fn serve<A>(listener: TcpListener, answer: A) -> Infallible
+where
+    A: Fn(&str) -> Response<String> + Clone + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    let answer = answer.clone();
+                    let service = service_fn(move |request: Request<Incoming>| {
+                        let response = answer(request.uri().path());
+                        async { Ok::<_, Infallible>(response) }
+                    });
+                    // With a timer, a client that never completes its request is not waited for.
+                    let connection = http1::Builder::new()
+                        .timer(TokioTimer::new())
+                        .serve_connection(TokioIo::new(stream), service);
+                    connections.spawn(async {
+                        if let Err(error) = connection.await {
+                            tracing::debug!("a health check's connection: {error}");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!("a health check's connection is not accepted: {error}");
+                    sleep(ACCEPT_RETRY).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// An answer in JSON, with the headers that kube-proxy gives it.
+pub(super) fn json(is_good: bool, body: String) -> Response<String> {
+    let mut response = Response::new(body);
+    *response.status_mut() = if is_good {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
