@@ -7,6 +7,7 @@
 //! A batch of work is whatever has come while the batch before was written. There is no other
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
+mod external_ips;
 mod retries;
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-use self::retries::Retries;
+use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
     kernel::links::{Link, LinkEvent, Notice},
@@ -72,6 +73,8 @@ pub struct Agent<P> {
     /// Whether all links have been told of that were there at the start.
     has_all_links: bool,
     conflicts: BTreeSet<Conflict>,
+    /// Where they are served.
+    external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
     failed_node_addresses: Retries<()>,
     failed_links: Retries<u32>,
@@ -86,6 +89,7 @@ impl<P: Plane> Agent<P> {
     pub fn new(plane: P, rules: Rules, outputs: Outputs, started: Instant) -> Self {
         Self {
             plane,
+            external_ips: rules.serve_external_ips.then(ExternalIps::default),
             cluster: Cluster::new(rules),
             outputs,
             started,
@@ -140,6 +144,10 @@ impl<P: Plane> Agent<P> {
 
     fn note(&mut self, batch: Batch) {
         for event in batch {
+            let external_ips = self.external_ips.as_mut();
+            for service in external_ips.map(|them| them.note(&event)).unwrap_or_default() {
+                tracing::warn!(%service, "has externalIPs, which Kubernetes deprecates");
+            }
             self.cluster.apply(event);
         }
     }
@@ -378,7 +386,7 @@ impl<P: Plane> Agent<P> {
 
 fn tell_node_port_addresses(addresses: &BTreeSet<IpAddr>) {
     if addresses.is_empty() {
-        tracing::warn!("NodePorts are not served until this node's Node object has an address");
+        tracing::warn!("NodePorts are not served until this node has an address that --node-port-addresses names");
     } else {
         tracing::info!(?addresses, "NodePorts are served");
     }

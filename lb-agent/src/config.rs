@@ -4,6 +4,8 @@
 //! (`LB_AGENT_MAX_SERVICES`) and a field of the file given by `--config` (`maxServices`). The flag
 //! comes first, then the environment, then the file, then the default.
 
+mod detect_local;
+
 use std::{
     fs,
     num::{NonZeroU32, ParseIntError},
@@ -12,13 +14,14 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+pub use detect_local::DetectLocalMode;
 use ipnet::IpNet;
 use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use serde::Deserialize;
 
 use crate::{
     kernel::links::PodLinks,
-    model::{DetectLocal, NodePortAddress, Rules},
+    model::{NodePortAddress, Rules},
     plane::ebpf::MapSizes,
 };
 
@@ -175,29 +178,6 @@ pub enum SocketLb {
     /// Nobody's: processes of the host reach no service by this agent. Packets are translated
     /// where they come in by a link, which those of the host itself do not.
     Off,
-}
-
-/// How a client is known to be a pod. The words are kube-proxy's, but for the first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
-pub enum DetectLocalMode {
-    /// By the kind of link that its packets come in by.
-    #[default]
-    #[value(name = "Link")]
-    Link,
-    /// By its address, which is of the cluster's pods.
-    #[value(name = "ClusterCIDR")]
-    #[serde(rename = "ClusterCIDR")]
-    ClusterCidr,
-    /// By its address, which is of this node's pods, as its Node object says.
-    #[value(name = "NodeCIDR")]
-    #[serde(rename = "NodeCIDR")]
-    NodeCidr,
-    /// By the bridge that its link is a port of.
-    #[value(name = "BridgeInterface")]
-    BridgeInterface,
-    /// By the name of its link.
-    #[value(name = "InterfaceNamePrefix")]
-    InterfaceNamePrefix,
 }
 
 /// How much to log.
@@ -410,7 +390,7 @@ impl Config {
                 ..
             } => Source::ApiServer { kubeconfig, url },
         };
-        let (detect_local, pod_links) = detect_local(
+        let (detect_local, pod_links) = detect_local::resolve(
             settings.detect_local_mode.unwrap_or_default(),
             settings.cluster_cidr,
             settings.pod_bridge_interface,
@@ -453,54 +433,6 @@ impl Config {
     }
 }
 
-/// What a mode comes to in the model and among the links. Each of the three settings belongs to one
-/// mode, and one without the other would be no more than a mistake.
-fn detect_local(
-    mode: DetectLocalMode,
-    cluster_cidr: Vec<IpNet>,
-    bridge: Option<String>,
-    prefix: Option<String>,
-) -> anyhow::Result<(DetectLocal, PodLinks)> {
-    use DetectLocalMode as Mode;
-    // An empty name or prefix would be that of every link.
-    let bridge = bridge.filter(|name| !name.is_empty());
-    let prefix = prefix.filter(|prefix| !prefix.is_empty());
-    for (setting, is_given, its_mode, name) in [
-        (
-            "cluster-cidr",
-            !cluster_cidr.is_empty(),
-            Mode::ClusterCidr,
-            "ClusterCIDR",
-        ),
-        (
-            "pod-bridge-interface",
-            bridge.is_some(),
-            Mode::BridgeInterface,
-            "BridgeInterface",
-        ),
-        (
-            "pod-interface-name-prefix",
-            prefix.is_some(),
-            Mode::InterfaceNamePrefix,
-            "InterfaceNamePrefix",
-        ),
-    ] {
-        match (is_given, mode == its_mode) {
-            (true, false) => bail!("{setting} means something with detect-local-mode {name} only"),
-            (false, true) => bail!("detect-local-mode {name} needs {setting}"),
-            (true, true) | (false, false) => {}
-        }
-    }
-    let networks = cluster_cidr.iter().map(IpNet::trunc).collect();
-    Ok(match (mode, bridge, prefix) {
-        (Mode::ClusterCidr, ..) => (DetectLocal::ClusterCidr(networks), PodLinks::ByKind),
-        (Mode::NodeCidr, ..) => (DetectLocal::NodeCidr, PodLinks::ByKind),
-        (_, Some(bridge), _) => (DetectLocal::ByLink, PodLinks::PortsOf(bridge)),
-        (_, _, Some(prefix)) => (DetectLocal::ByLink, PodLinks::Named { prefix }),
-        (_, None, None) => (DetectLocal::ByLink, PodLinks::ByKind),
-    })
-}
-
 fn default_node_name() -> anyhow::Result<String> {
     if let Ok(name) = std::env::var("NODE_NAME") {
         return Ok(name);
@@ -515,6 +447,7 @@ mod tests {
     use clap::{Args as _, CommandFactory as _, Parser};
 
     use super::*;
+    use crate::model::DetectLocal;
 
     #[derive(Parser)]
     struct Flags {
@@ -522,7 +455,7 @@ mod tests {
         settings: Settings,
     }
 
-    fn flags(flags: &[&str]) -> Result<Settings, clap::Error> {
+    pub(super) fn flags(flags: &[&str]) -> Result<Settings, clap::Error> {
         Flags::try_parse_from([&["lb-agent"], flags].concat()).map(|flags| flags.settings)
     }
 
@@ -626,5 +559,52 @@ mod tests {
             url: Some("http://127.0.0.1:8080".into()),
         };
         assert_eq!(Config::new(settings).unwrap().source, source);
+    }
+
+    fn rules(flags: Result<Settings, clap::Error>) -> Rules {
+        Config::new(flags.unwrap()).unwrap().rules
+    }
+
+    #[test]
+    fn words_on_node_ports_are_one_list_in_each_spelling() {
+        let words = |settings: Settings| {
+            let words = settings.node_port_addresses.iter();
+            words.map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let expected = ["primary", "192.168.0.0/24", "2001:db8::/32"];
+        let list = "primary,192.168.0.7/24,2001:db8::/32";
+        assert_eq!(words(flags(&["--node-port-addresses", list]).unwrap()), expected);
+        // kube-proxy's spelling.
+        assert_eq!(words(flags(&["--nodeport-addresses", list]).unwrap()), expected);
+        let file = || Settings::parse("nodePortAddresses: [primary, 192.168.0.7/24, '2001:db8::/32']").unwrap();
+        assert_eq!(words(file()), expected);
+        assert_eq!(
+            words(flags(&["--node-port-addresses", "all"]).unwrap().or(file())),
+            ["all"]
+        );
+        assert_eq!(words(flags(&[]).unwrap().or(file())), expected);
+
+        let error = flags(&["--node-port-addresses", "primary,nowhere"]).unwrap_err();
+        assert!(error.to_string().contains("\"nowhere\" is none of"), "{error}");
+        assert!(Settings::parse("nodePortAddresses: [nowhere]").is_err());
+    }
+
+    #[test]
+    fn what_holds_for_every_service_is_the_default_unless_it_is_said() {
+        assert_eq!(rules(flags(&[])), Rules::default());
+        assert_eq!(
+            rules(flags(&[
+                "--node-port-addresses=localhost",
+                "--masquerade-all",
+                "--external-ips=false",
+                "--detect-local-mode=NodeCIDR",
+            ])),
+            Rules {
+                node_port_addresses: [NodePortAddress::Localhost].into_iter().collect(),
+                masquerade_all: true,
+                serve_external_ips: false,
+                detect_local: DetectLocal::NodeCidr,
+            }
+        );
     }
 }

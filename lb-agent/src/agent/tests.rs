@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     desired::{Protocol, State},
     kernel::links::Role,
-    model::{ClusterIps, Event, Node, ObjectName, Service, ServicePort, ServicePorts, Update},
+    model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
     plane::PlaneError,
 };
 
@@ -352,4 +352,24 @@ async fn it_ends_when_it_is_told_to_and_fails_when_a_source_ends() {
     let agent = Running::start();
     drop(agent.batches);
     assert!(agent.task.await.unwrap().is_err());
+}
+
+#[test]
+fn a_service_is_named_for_its_external_ips_once() {
+    let with = |name: &str| Service {
+        external_ips: BTreeSet::from([ServiceIp::new([192, 0, 2, 1].into()).unwrap()]),
+        ..service(name, 1)
+    };
+    let names =
+        |names: &[&str]| -> Vec<ObjectName> { names.iter().map(|name| ObjectName::new("shop", *name)).collect() };
+    let mut external_ips = ExternalIps::default();
+    let first = list(vec![with("a"), service("b", 2)]);
+    assert_eq!(external_ips.note(&first), names(&["a"]));
+    assert_eq!(external_ips.note(&first), names(&[]));
+    assert_eq!(external_ips.note(&applied(with("b"))), names(&["b"]));
+    assert_eq!(external_ips.note(&applied(with("b"))), names(&[]));
+
+    // Whoever makes it anew hears of it again.
+    external_ips.note(&Event::Services(Update::Delete(ObjectName::new("shop", "a"))));
+    assert_eq!(external_ips.note(&applied(with("a"))), names(&["a"]));
 }

@@ -93,6 +93,9 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         batches,
         links: link_events,
     };
+    for family in config.rules.node_port_addresses.unrestricted() {
+        tracing::warn!("--node-port-addresses names no {family} address: NodePorts are served on each of them");
+    }
     let mut agent = Agent::new(plane, config.rules, outputs, started);
     tokio::select! {
         result = agent.run(inputs, stop) => result?,

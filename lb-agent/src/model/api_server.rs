@@ -23,7 +23,7 @@ impl ApiServerSlices {
         &mut self,
         slices: impl Iterator<Item = &'a EndpointSlice> + Clone,
     ) -> impl Iterator<Item = &EndpointSlice> + Clone {
-        if self.0.is_empty() || serve::has_usable(slices.clone()) {
+        if serve::has_usable(slices.clone()) || !serve::has_usable(&self.0) {
             self.0 = slices.cloned().collect();
         }
         self.0.iter()

@@ -222,7 +222,7 @@ impl Cluster {
         let has_ports = service.ports.iter().next().is_some();
         self.cluster_ips.set(name, has_ports.then_some(service.cluster_ips));
         let slices = self.inventory.slices(name);
-        match serve::health_check(service, slices.clone()) {
+        match serve::health_check(service, slices.clone()).filter(|_| has_ports) {
             Some(health_check) => self.health_checks.insert(name.clone(), health_check),
             None => self.health_checks.remove(name),
         };

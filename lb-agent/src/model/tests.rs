@@ -1,12 +1,16 @@
 //! The rules of a Service as tables, and properties that hold whatever happens.
 
+mod api_server;
 mod changes;
 mod conflicts;
 mod endpoints;
 mod frontends;
+mod node_ports;
 mod policies;
 mod properties;
 mod source_ranges;
+mod surroundings;
+mod topology;
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
