@@ -225,6 +225,41 @@ pub struct State {
     pub pod_cidrs: BTreeSet<IpNet>,
 }
 
+impl State {
+    /// Brings it up to date.
+    pub fn apply(&mut self, change: Change) {
+        let Change {
+            services,
+            node_port_addresses,
+            cluster_ips,
+            service_cidrs,
+            pod_cidrs,
+        } = change;
+        for (name, service) in services {
+            match service {
+                Some(service) => self.services.insert(name, service),
+                None => self.services.remove(&name),
+            };
+        }
+        for (ip, exists) in cluster_ips {
+            if exists {
+                self.cluster_ips.insert(ip);
+            } else {
+                self.cluster_ips.remove(&ip);
+            }
+        }
+        if let Some(addresses) = node_port_addresses {
+            self.node_port_addresses = addresses;
+        }
+        if let Some(cidrs) = service_cidrs {
+            self.service_cidrs = cidrs;
+        }
+        if let Some(cidrs) = pod_cidrs {
+            self.pod_cidrs = cidrs;
+        }
+    }
+}
+
 /// A difference to the state before.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Change {

@@ -30,7 +30,7 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// What a field says that it cannot say.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
-pub(super) struct FieldError {
+pub struct FieldError {
     path: String,
     reason: String,
 }
@@ -46,7 +46,7 @@ impl FieldError {
 
 /// What an object is to a service proxy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Decoded<T> {
+pub enum Decoded<T> {
     /// One to serve, but for these parts of it.
     Object {
         /// The object.
@@ -59,7 +59,7 @@ pub(super) enum Decoded<T> {
 }
 
 /// A type of the model that is made from an object of the API.
-pub(super) trait Decode: Sized + Send + 'static {
+pub trait Decode: Sized + Send + 'static {
     /// The API's type.
     type Wire: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + serde::de::DeserializeOwned + Send + 'static;
 
@@ -74,7 +74,7 @@ pub(super) trait Decode: Sized + Send + 'static {
 }
 
 /// The name of an object. One without namespace is in `default`, as kubectl has it.
-pub(super) fn object_name(metadata: &ObjectMeta) -> ObjectName {
+pub fn object_name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(
         metadata.namespace.as_deref().unwrap_or("default"),
         metadata.name.as_deref().unwrap_or_default(),
