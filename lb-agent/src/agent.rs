@@ -27,7 +27,7 @@ use self::retries::Retries;
 use crate::{
     desired::{Change, Family, ServicePortName},
     kernel::links::{Link, LinkEvent, Notice},
-    model::{Cluster, Conflict, Kind},
+    model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
     plane::{LinkState, Outcome, Plane, PlaneError},
 };
@@ -83,10 +83,10 @@ pub struct Agent<P> {
 
 impl<P: Plane> Agent<P> {
     /// An agent that has heard of nothing yet, of a process that was started then.
-    pub fn new(plane: P, outputs: Outputs, started: Instant) -> Self {
+    pub fn new(plane: P, rules: Rules, outputs: Outputs, started: Instant) -> Self {
         Self {
             plane,
-            cluster: Cluster::default(),
+            cluster: Cluster::new(rules),
             outputs,
             started,
             first_sync: None,
@@ -155,7 +155,7 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
-        } else if self.cluster.awaited().is_empty() {
+        } else if self.cluster.is_complete() {
             self.first_sync()?;
         } else {
             tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");

@@ -24,7 +24,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    Run(run::Run),
+    Run(Box<run::Run>),
     Cleanup(cleanup::Cleanup),
     Version(version::Version),
 }

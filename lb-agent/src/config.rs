@@ -12,10 +12,15 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use ipnet::IpNet;
 use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use serde::Deserialize;
 
-use crate::plane::ebpf::MapSizes;
+use crate::{
+    kernel::links::PodLinks,
+    model::{DetectLocal, NodePortAddress, Rules},
+    plane::ebpf::MapSizes,
+};
 
 /// A setting each, where it is given.
 #[derive(Clone, PartialEq, Eq, Debug, Default, clap::Args, Deserialize)]
@@ -89,6 +94,57 @@ pub struct Settings {
     #[arg(long, value_name = "RULE", env = "LB_AGENT_LINK", value_delimiter = '\n')]
     pub link: Vec<String>,
 
+    /// Where NodePorts are served: `primary` addresses of the Node, `localhost`, `all`, or networks of
+    /// either family. May be several. A family of which no word says anything, since there are
+    /// networks of the other one only, has them on every address, as with kube-proxy
+    /// [default: primary]
+    #[arg(
+        long,
+        value_name = "WORD",
+        env = "LB_AGENT_NODE_PORT_ADDRESSES",
+        value_delimiter = ',',
+        alias = "nodeport-addresses"
+    )]
+    pub node_port_addresses: Vec<NodePortAddress>,
+
+    /// Masquerade every client of a ClusterIP [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_MASQUERADE_ALL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub masquerade_all: Option<bool>,
+
+    /// Serve the externalIPs of Services, which Kubernetes 1.36 deprecates [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_EXTERNAL_IPS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub external_ips: Option<bool>,
+
+    /// How a client is known to be a pod of this node, or of the cluster [default: Link]
+    #[arg(long, value_name = "MODE", env = "LB_AGENT_DETECT_LOCAL_MODE")]
+    pub detect_local_mode: Option<DetectLocalMode>,
+
+    /// Where the cluster's pods have their addresses, for the mode ClusterCIDR
+    #[arg(long, value_name = "CIDR", env = "LB_AGENT_CLUSTER_CIDR", value_delimiter = ',')]
+    pub cluster_cidr: Vec<IpNet>,
+
+    /// The bridge whose ports are links of pods, for the mode BridgeInterface
+    #[arg(long, value_name = "LINK", env = "LB_AGENT_POD_BRIDGE_INTERFACE")]
+    pub pod_bridge_interface: Option<String>,
+
+    /// How the names of pods' links begin, for the mode InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX", env = "LB_AGENT_POD_INTERFACE_NAME_PREFIX")]
+    pub pod_interface_name_prefix: Option<String>,
+
     /// Set the sysctls that are not as they must be, instead of only naming them [default: false]
     #[arg(
         long,
@@ -119,6 +175,29 @@ pub enum SocketLb {
     /// Nobody's: processes of the host reach no service by this agent. Packets are translated
     /// where they come in by a link, which those of the host itself do not.
     Off,
+}
+
+/// How a client is known to be a pod. The words are kube-proxy's, but for the first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+pub enum DetectLocalMode {
+    /// By the kind of link that its packets come in by.
+    #[default]
+    #[value(name = "Link")]
+    Link,
+    /// By its address, which is of the cluster's pods.
+    #[value(name = "ClusterCIDR")]
+    #[serde(rename = "ClusterCIDR")]
+    ClusterCidr,
+    /// By its address, which is of this node's pods, as its Node object says.
+    #[value(name = "NodeCIDR")]
+    #[serde(rename = "NodeCIDR")]
+    NodeCidr,
+    /// By the bridge that its link is a port of.
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// By the name of its link.
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
 }
 
 /// How much to log.
@@ -236,11 +315,23 @@ impl Settings {
             } else {
                 self.link
             },
+            node_port_addresses: either(self.node_port_addresses, others.node_port_addresses),
+            masquerade_all: self.masquerade_all.or(others.masquerade_all),
+            external_ips: self.external_ips.or(others.external_ips),
+            detect_local_mode: self.detect_local_mode.or(others.detect_local_mode),
+            cluster_cidr: either(self.cluster_cidr, others.cluster_cidr),
+            pod_bridge_interface: self.pod_bridge_interface.or(others.pod_bridge_interface),
+            pod_interface_name_prefix: self.pod_interface_name_prefix.or(others.pod_interface_name_prefix),
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
             log_level: self.log_level.or(others.log_level),
             log_format: self.log_format.or(others.log_format),
         }
     }
+}
+
+/// The first list, unless it says nothing.
+fn either<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
+    if first.is_empty() { second } else { first }
 }
 
 /// What is left of a variable that is empty, or of one that ends with a line break, is no rule.
@@ -281,6 +372,10 @@ pub struct Config {
     pub sizes: MapSizes,
     /// Rules for links.
     pub link_rules: Vec<String>,
+    /// Which links are those of pods.
+    pub pod_links: PodLinks,
+    /// What holds for every Service.
+    pub rules: Rules,
     /// Whether to set sysctls.
     pub set_sysctls: bool,
     /// How much to log.
@@ -315,6 +410,18 @@ impl Config {
                 ..
             } => Source::ApiServer { kubeconfig, url },
         };
+        let (detect_local, pod_links) = detect_local(
+            settings.detect_local_mode.unwrap_or_default(),
+            settings.cluster_cidr,
+            settings.pod_bridge_interface,
+            settings.pod_interface_name_prefix,
+        )?;
+        let rules = Rules {
+            node_port_addresses: settings.node_port_addresses.into_iter().collect(),
+            masquerade_all: settings.masquerade_all.unwrap_or(false),
+            serve_external_ips: settings.external_ips.unwrap_or(true),
+            detect_local,
+        };
         let sizes = MapSizes::default();
         let size = |size: Option<NonZeroU32>, default| size.map_or(default, NonZeroU32::get);
         Ok(Self {
@@ -337,11 +444,61 @@ impl Config {
                 source_ranges: size(settings.max_source_ranges, sizes.source_ranges),
             },
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
+            pod_links,
+            rules,
             set_sysctls: settings.set_sysctls.unwrap_or(false),
             log_level: settings.log_level.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
         })
     }
+}
+
+/// What a mode comes to in the model and among the links. Each of the three settings belongs to one
+/// mode, and one without the other would be no more than a mistake.
+fn detect_local(
+    mode: DetectLocalMode,
+    cluster_cidr: Vec<IpNet>,
+    bridge: Option<String>,
+    prefix: Option<String>,
+) -> anyhow::Result<(DetectLocal, PodLinks)> {
+    use DetectLocalMode as Mode;
+    // An empty name or prefix would be that of every link.
+    let bridge = bridge.filter(|name| !name.is_empty());
+    let prefix = prefix.filter(|prefix| !prefix.is_empty());
+    for (setting, is_given, its_mode, name) in [
+        (
+            "cluster-cidr",
+            !cluster_cidr.is_empty(),
+            Mode::ClusterCidr,
+            "ClusterCIDR",
+        ),
+        (
+            "pod-bridge-interface",
+            bridge.is_some(),
+            Mode::BridgeInterface,
+            "BridgeInterface",
+        ),
+        (
+            "pod-interface-name-prefix",
+            prefix.is_some(),
+            Mode::InterfaceNamePrefix,
+            "InterfaceNamePrefix",
+        ),
+    ] {
+        match (is_given, mode == its_mode) {
+            (true, false) => bail!("{setting} means something with detect-local-mode {name} only"),
+            (false, true) => bail!("detect-local-mode {name} needs {setting}"),
+            (true, true) | (false, false) => {}
+        }
+    }
+    let networks = cluster_cidr.iter().map(IpNet::trunc).collect();
+    Ok(match (mode, bridge, prefix) {
+        (Mode::ClusterCidr, ..) => (DetectLocal::ClusterCidr(networks), PodLinks::ByKind),
+        (Mode::NodeCidr, ..) => (DetectLocal::NodeCidr, PodLinks::ByKind),
+        (_, Some(bridge), _) => (DetectLocal::ByLink, PodLinks::PortsOf(bridge)),
+        (_, _, Some(prefix)) => (DetectLocal::ByLink, PodLinks::Named { prefix }),
+        (_, None, None) => (DetectLocal::ByLink, PodLinks::ByKind),
+    })
 }
 
 fn default_node_name() -> anyhow::Result<String> {

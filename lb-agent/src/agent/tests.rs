@@ -119,7 +119,7 @@ impl Running {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
         };
-        let mut agent = Agent::new(plane.clone(), outputs, Instant::now());
+        let mut agent = Agent::new(plane.clone(), Rules::default(), outputs, Instant::now());
         let inputs = Inputs { batches, links };
         let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
         Self {
@@ -169,16 +169,21 @@ fn service_of(protocol: Protocol, name: &str, last_octet: u8) -> Service {
     Service {
         name: ObjectName::new("shop", name),
         cluster_ips: ClusterIps::new([IpAddr::from([10, 96, 0, last_octet])]).unwrap(),
+        external_ips: BTreeSet::new(),
+        load_balancer_ips: BTreeSet::new(),
+        source_ranges: BTreeSet::new(),
         ports: ServicePorts::new(vec![port]).unwrap(),
         internal_traffic_policy: Default::default(),
         external_traffic_policy: Default::default(),
+        affinity: None,
+        health_check_node_port: None,
     }
 }
 
 fn node() -> Node {
     Node {
         internal_ips: vec![IpAddr::from([192, 168, 0, 1])],
-        external_ips: Vec::new(),
+        ..Node::default()
     }
 }
 

@@ -56,7 +56,7 @@ impl Run {
 
 async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let rules = links::LinkRules::parse(&config.link_rules)?;
+    let rules = links::LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
 
     // The source begins before the plane does: what is wrong with it is said before the kernel is
     // touched, and objects come in while programs are loaded.
@@ -93,7 +93,7 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         batches,
         links: link_events,
     };
-    let mut agent = Agent::new(plane, outputs, started);
+    let mut agent = Agent::new(plane, config.rules, outputs, started);
     tokio::select! {
         result = agent.run(inputs, stop) => result?,
         Some(ended) = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),

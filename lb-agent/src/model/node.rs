@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use ipnet::IpNet;
+
 use crate::desired::Family;
 
 /// The object of the node that the agent runs on.
@@ -11,11 +13,15 @@ pub struct Node {
     pub internal_ips: Vec<IpAddr>,
     /// Addresses of type ExternalIP, in the object's order.
     pub external_ips: Vec<IpAddr>,
+    /// The zone that it is in (label `topology.kubernetes.io/zone`).
+    pub zone: Option<String>,
+    /// Where the pods of this node have their addresses.
+    pub pod_cidrs: BTreeSet<IpNet>,
 }
 
 impl Node {
-    /// Its primary address in each family, which is where NodePorts are served: the first
-    /// InternalIP, and where there is none of that family the first ExternalIP.
+    /// Its primary address in each family: the first InternalIP, and where there is none of that
+    /// family the first ExternalIP.
     #[must_use]
     pub fn primary_addresses(&self) -> BTreeSet<IpAddr> {
         [Family::V4, Family::V6]
@@ -42,6 +48,7 @@ mod tests {
         let node = Node {
             internal_ips: ips(internal_ips),
             external_ips: ips(external_ips),
+            ..Node::default()
         };
         node.primary_addresses().iter().map(ToString::to_string).collect()
     }
