@@ -24,7 +24,7 @@ use crate::{
 
 /// Label: another proxy serves this Service.
 pub(super) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// Label: a headless Service, or a slice of one.
+/// Label of a slice: its Service is headless.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -36,7 +36,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 /// What a field says that it cannot say.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
-pub(super) struct FieldError {
+pub struct FieldError {
     path: String,
     reason: String,
 }
@@ -52,7 +52,7 @@ impl FieldError {
 
 /// What an object is to a service proxy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Decoded<T> {
+pub enum Decoded<T> {
     /// One to serve, but for these parts of it.
     Object {
         /// The object.
@@ -65,7 +65,7 @@ pub(super) enum Decoded<T> {
 }
 
 /// A type of the model that is made from an object of the API.
-pub(super) trait Decode: Sized + Send + 'static {
+pub trait Decode: Sized + Send + 'static {
     /// The API's type.
     type Wire: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + serde::de::DeserializeOwned + Send + 'static;
 
@@ -80,7 +80,7 @@ pub(super) trait Decode: Sized + Send + 'static {
 }
 
 /// The name of an object. One without namespace is in `default`, as kubectl has it.
-pub(super) fn object_name(metadata: &ObjectMeta) -> ObjectName {
+pub fn object_name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(
         metadata.namespace.as_deref().unwrap_or("default"),
         metadata.name.as_deref().unwrap_or_default(),

@@ -9,8 +9,7 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 
 use super::{
-    Decode, Decoded, FieldError, HEADLESS, SERVICE_PROXY_NAME, has_label, ip, keep, network, port_number, protocol,
-    required_name,
+    Decode, Decoded, FieldError, SERVICE_PROXY_NAME, has_label, ip, keep, network, port_number, protocol, required_name,
 };
 use crate::model::{ClusterIps, Event, Kind, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update};
 
@@ -26,9 +25,6 @@ impl Decode for Service {
         let labels = wire.metadata.labels.as_ref();
         if has_label(labels, SERVICE_PROXY_NAME) {
             return Ok(Decoded::Ignored("another proxy serves it"));
-        }
-        if has_label(labels, HEADLESS) {
-            return Ok(Decoded::Ignored("labelled headless"));
         }
         let name = required_name(&wire.metadata)?;
         let spec = wire.spec.ok_or_else(|| FieldError::new("spec", "missing"))?;
@@ -252,17 +248,13 @@ mod tests {
     #[test]
     fn services_that_no_proxy_or_another_proxy_serves_are_ignored() {
         let ip = json!("10.96.0.1");
-        let labelled = |label: &str| {
-            let mut object = service(json!({ "clusterIP": ip, "ports": [] }));
-            object["metadata"]["labels"] = json!({ label: "x" });
-            object
-        };
+        let mut of_another_proxy = service(json!({ "clusterIP": ip, "ports": [] }));
+        of_another_proxy["metadata"]["labels"] = json!({ SERVICE_PROXY_NAME: "x" });
         let external_name = json!({ "type": "ExternalName", "externalName": "example.org" });
         for ignored in [
             service(json!({ "clusterIP": "None", "ports": [{ "port": 80 }] })),
             service(external_name),
-            labelled("service.kubernetes.io/service-proxy-name"),
-            labelled("service.kubernetes.io/headless"),
+            of_another_proxy,
         ] {
             assert!(matches!(decode::<Service>(ignored), Ok(Decoded::Ignored(_))));
         }
