@@ -358,6 +358,7 @@ impl<P: Plane> Agent<P> {
         let change = Change {
             services: services.collect(),
             node_port_addresses: node_addresses_due.then(|| state.node_port_addresses.clone()),
+            ..Change::default()
         };
         self.apply(&change, "tried again");
     }

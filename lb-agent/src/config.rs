@@ -75,6 +75,14 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SOCKETS")]
     pub max_sockets: Option<NonZeroU32>,
 
+    /// Room for clients that session affinity remembers [default: 131072]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_AFFINITY")]
+    pub max_affinity: Option<NonZeroU32>,
+
+    /// Room for source ranges of load balancers [default: 65536]
+    #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SOURCE_RANGES")]
+    pub max_source_ranges: Option<NonZeroU32>,
+
     /// What the links are whose whole names match: `REGEX=pod`, `=uplink`, `=tunnel` or `=ignore`.
     /// May be given several times, in the variable one a line; the first that matches counts
     /// [default: by the kind of link]
@@ -277,6 +285,8 @@ impl Settings {
             max_backends: self.max_backends.or(others.max_backends),
             max_flows: self.max_flows.or(others.max_flows),
             max_sockets: self.max_sockets.or(others.max_sockets),
+            max_affinity: self.max_affinity.or(others.max_affinity),
+            max_source_ranges: self.max_source_ranges.or(others.max_source_ranges),
             link: if self.link.iter().all(|rule| is_blank(rule)) {
                 others.link
             } else {
@@ -382,6 +392,8 @@ impl Config {
                 backends: size(settings.max_backends, sizes.backends),
                 flows: size(settings.max_flows, sizes.flows),
                 sockets: size(settings.max_sockets, sizes.sockets),
+                affinity: size(settings.max_affinity, sizes.affinity),
+                source_ranges: size(settings.max_source_ranges, sizes.source_ranges),
             },
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
             set_sysctls: settings.set_sysctls.unwrap_or(false),

@@ -6,9 +6,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::{IpAddr, SocketAddr},
-    num::NonZeroU16,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    num::{NonZeroU16, NonZeroU32},
 };
+
+use ipnet::IpNet;
 
 /// IP family. A dual-stack service port is two of them, one a family, since its endpoints are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -36,6 +38,17 @@ impl fmt::Display for Family {
             Self::V4 => "IPv4",
             Self::V6 => "IPv6",
         })
+    }
+}
+
+impl Family {
+    /// The address that stands for every address of the family.
+    #[must_use]
+    pub const fn unspecified(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        }
     }
 }
 
@@ -90,7 +103,7 @@ impl fmt::Display for ServicePortName {
 pub enum FrontendAddress {
     /// One address: a ClusterIP, a load balancer's, an external one.
     Ip(IpAddr),
-    /// Each address of this node that serves NodePorts, see [`Change::node_port_addresses`].
+    /// Each address of this node that serves NodePorts, see [`State::node_port_addresses`].
     NodePort(Family),
 }
 
@@ -107,11 +120,11 @@ pub struct Frontend {
 
 impl fmt::Display for Frontend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.address {
-            FrontendAddress::Ip(ip) => write!(f, "{}", SocketAddr::new(ip, self.port.get()))?,
-            FrontendAddress::NodePort(_) => write!(f, "*:{}", self.port)?,
-        }
-        write!(f, "/{}", self.protocol)
+        let address = match self.address {
+            FrontendAddress::Ip(ip) => ip,
+            FrontendAddress::NodePort(family) => family.unspecified(),
+        };
+        write!(f, "{}/{}", SocketAddr::new(address, self.port.get()), self.protocol)
     }
 }
 
@@ -131,10 +144,9 @@ pub enum Target {
 /// When a client's address gives way to the node's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Masquerade {
-    /// Only for a pod that reaches itself, which needs it always.
-    Hairpin,
-    /// An off-node client whose backend is on another node.
-    RemoteBackend,
+    /// Where the answer would not come back this way otherwise: a pod that reaches itself, and a client
+    /// outside of this node, or of no pod, whose backend is on another node.
+    WhereNeeded,
     /// Every client.
     Always,
 }
@@ -142,12 +154,23 @@ pub enum Masquerade {
 /// How one frontend treats its clients.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Route {
-    /// Clients on this node: pods, and the node itself.
+    /// Clients on this node, and with [`State::pod_cidrs`] those in there: pods, and the node itself.
     pub near: Target,
     /// Everybody else.
     pub far: Target,
     /// Masquerade.
     pub masquerade: Masquerade,
+    /// Only clients of [`ServicePort::allowed_sources`] may begin a flow; of others nothing is answered.
+    pub restricted: bool,
+}
+
+/// Who may dial the restricted frontends of a service port.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AllowedSources {
+    /// Addresses, all of the service port's family.
+    pub ranges: BTreeSet<IpNet>,
+    /// The node's own processes.
+    pub node: bool,
 }
 
 /// One endpoint of a service port. One in neither set takes no new flow, but keeps its TCP flows.
@@ -168,6 +191,11 @@ pub struct ServicePort {
     pub frontends: BTreeMap<Frontend, Route>,
     /// The endpoints, in order of their addresses, all of one family.
     pub endpoints: BTreeMap<SocketAddr, Endpoint>,
+    /// Seconds for which a client that has begun a flow gets the same endpoint again, by whichever
+    /// frontend.
+    pub affinity: Option<NonZeroU32>,
+    /// For the frontends that are [`Route::restricted`].
+    pub allowed_sources: AllowedSources,
 }
 
 /// Everything that is to be served on this node.
@@ -175,8 +203,16 @@ pub struct ServicePort {
 pub struct State {
     /// The service ports.
     pub services: BTreeMap<ServicePortName, ServicePort>,
-    /// Addresses of this node on which NodePorts are served.
+    /// Addresses of this node on which NodePorts are served. On a loopback address they are for
+    /// processes of the node only.
     pub node_port_addresses: BTreeSet<IpAddr>,
+    /// Addresses that belong to a Service with all their ports: one that is no frontend is refused.
+    pub cluster_ips: BTreeSet<IpAddr>,
+    /// Where ClusterIPs come from: an address in there that is nobody's gets no answer.
+    pub service_cidrs: BTreeSet<IpNet>,
+    /// Where pods have their addresses. In a family that has one, a client is near if its address
+    /// is in there; in a family that has none, if it is on this node.
+    pub pod_cidrs: BTreeSet<IpNet>,
 }
 
 /// A difference to the state before.
@@ -187,12 +223,18 @@ pub struct Change {
     pub services: BTreeMap<ServicePortName, Option<ServicePort>>,
     /// The new set, where it differs.
     pub node_port_addresses: Option<BTreeSet<IpAddr>>,
+    /// The ClusterIPs that are new (`true`) or gone (`false`).
+    pub cluster_ips: BTreeMap<IpAddr, bool>,
+    /// The new set, where it differs.
+    pub service_cidrs: Option<BTreeSet<IpNet>>,
+    /// The new set, where it differs.
+    pub pod_cidrs: Option<BTreeSet<IpNet>>,
 }
 
 impl Change {
     /// Whether there is nothing to do.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.node_port_addresses.is_none()
+        *self == Self::default()
     }
 }

@@ -13,6 +13,7 @@ mod name;
 mod node;
 mod serve;
 mod service;
+mod service_cidr;
 
 #[cfg(test)]
 mod tests;
@@ -25,3 +26,4 @@ pub use node::Node;
 pub use service::{
     ClusterIps, InvalidClusterIp, InvalidServicePorts, Service, ServicePort, ServicePorts, TrafficPolicy,
 };
+pub use service_cidr::ServiceCidr;

@@ -20,7 +20,7 @@ pub struct BackendValue {
     pub port: Port,
     /// `FREE`, `SERVING` or `DRAINING`.
     pub state: u8,
-    /// `LOCAL`.
+    /// `LOCAL`, `IN_CLUSTER_SET`, `IN_LOCAL_SET`.
     pub flags: u8,
     /// Goes up each time the number is given to another endpoint, so that what remembers the
     /// number and the generation can tell that its backend is gone.
@@ -42,3 +42,7 @@ pub const DRAINING: u8 = 2;
 
 /// On this node, a pod or the host itself: a client keeps its address on the way there.
 pub const LOCAL: u8 = 1 << 0;
+/// In the set of clients that may be sent anywhere.
+pub const IN_CLUSTER_SET: u8 = 1 << 1;
+/// In the set of clients that must stay on this node.
+pub const IN_LOCAL_SET: u8 = 1 << 2;

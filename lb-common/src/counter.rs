@@ -8,7 +8,7 @@ pub enum Counter {
     FlowNew = 0,
     /// A socket of the host was sent to a backend.
     SocketTranslated = 1,
-    /// Port unreachable or ECONNREFUSED: the service has no endpoint.
+    /// Port unreachable or ECONNREFUSED: the service has no endpoint, or the ClusterIP no such port.
     Rejected = 2,
     /// Dropped: a `Local` traffic policy without a local endpoint.
     DroppedNoLocalEndpoint = 3,
@@ -25,11 +25,15 @@ pub enum Counter {
     DroppedRejectFailed = 8,
     /// Dropped: every backend that was drawn had gone a moment ago.
     DroppedNoBackend = 9,
+    /// Dropped: the client is in none of the ranges of the load balancer's address.
+    DroppedSourceRange = 10,
+    /// Dropped: an address for Services that is nobody's.
+    DroppedUnallocated = 11,
 }
 
 impl Counter {
     /// How many rows the map has.
-    pub const COUNT: u32 = 10;
+    pub const COUNT: u32 = 12;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -43,6 +47,8 @@ impl Counter {
         Self::PassedTcpWithoutFlow,
         Self::DroppedRejectFailed,
         Self::DroppedNoBackend,
+        Self::DroppedSourceRange,
+        Self::DroppedUnallocated,
     ];
 
     /// Its name, for the metrics to come.
@@ -58,6 +64,8 @@ impl Counter {
             Self::PassedTcpWithoutFlow => "passed_tcp_without_flow",
             Self::DroppedRejectFailed => "dropped_reject_failed",
             Self::DroppedNoBackend => "dropped_no_backend",
+            Self::DroppedSourceRange => "dropped_source_range",
+            Self::DroppedUnallocated => "dropped_unallocated",
         }
     }
 }

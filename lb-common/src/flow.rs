@@ -85,6 +85,21 @@ map_type!(FlowValue: 48 {
     service @ 36, flags @ 40, pad @ 41
 });
 
+impl FlowValue {
+    /// Of no flow: what a program fills in.
+    pub const EMPTY: Self = Self {
+        last_seen: 0,
+        address: Address::ANY_V6,
+        port: Port::NONE,
+        client_port: Port::NONE,
+        backend: 0,
+        generation: 0,
+        service: 0,
+        flags: 0,
+        pad: [0; 7],
+    };
+}
+
 /// The kernel is to masquerade the client: each packet gets the mark.
 pub const MASQUERADE: u8 = 1 << 0;
 /// TCP: a FIN or RST was seen, so a SYN starts a new flow.

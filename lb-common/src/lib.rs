@@ -8,20 +8,24 @@
 
 mod layout;
 
+pub mod address;
+pub mod affinity;
 pub mod backend;
 pub mod config;
 pub mod counter;
 pub mod flow;
 pub mod maps;
 pub mod net;
-pub mod node;
+pub mod prefix;
 pub mod service;
 pub mod socket;
 
+pub use address::AddressValue;
+pub use affinity::{AffinityKey, AffinityValue};
 pub use backend::BackendValue;
 pub use counter::Counter;
 pub use flow::{FlowKey, FlowValue};
 pub use net::{Address, Port};
-pub use node::NodeAddressValue;
+pub use prefix::{PrefixKey, Scoped};
 pub use service::{Range, ServiceKey, ServiceValue, Verdict};
 pub use socket::{SocketKey, SocketValue};

@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";
@@ -13,8 +13,14 @@ pub const BACKENDS: &str = "BACKENDS";
 pub const FLOWS: &str = "FLOWS";
 /// LRU hash: [`SocketKey`](crate::SocketKey) → [`SocketValue`](crate::SocketValue).
 pub const SOCKETS: &str = "SOCKETS";
-/// Hash: [`Address`](crate::Address) → [`NodeAddressValue`](crate::NodeAddressValue).
-pub const NODE_ADDRESSES: &str = "NODE_ADDRESSES";
+/// LRU hash: [`AffinityKey`](crate::AffinityKey) → [`AffinityValue`](crate::AffinityValue).
+pub const AFFINITY: &str = "AFFINITY";
+/// Hash: [`Address`](crate::Address) → [`AddressValue`](crate::AddressValue).
+pub const ADDRESSES: &str = "ADDRESSES";
+/// LPM trie: [`PrefixKey`](crate::PrefixKey) → `u32`, the clients of restricted frontends.
+pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
+/// LPM trie: [`PrefixKey`](crate::PrefixKey) → `u32`, the networks of pods and of services.
+pub const CIDRS: &str = "CIDRS";
 /// Per-CPU array: [`Counter`](crate::Counter) → `u64`.
 pub const COUNTERS: &str = "COUNTERS";
 
@@ -29,5 +35,11 @@ pub const DEFAULT_BACKENDS: u32 = 524_288;
 pub const DEFAULT_FLOWS: u32 = 524_288;
 /// Default number of rows of `SOCKETS`.
 pub const DEFAULT_SOCKETS: u32 = 131_072;
-/// Number of rows of `NODE_ADDRESSES`.
-pub const NODE_ADDRESSES_MAX: u32 = 4_096;
+/// Default number of rows of `AFFINITY`: a client each of a service port that asks for it.
+pub const DEFAULT_AFFINITY: u32 = 131_072;
+/// Default number of rows of `ADDRESSES`, the same as that of `SERVICES`: no more ClusterIPs than frontends.
+pub const DEFAULT_ADDRESSES: u32 = DEFAULT_SERVICES;
+/// Default number of rows of `SOURCE_RANGES`.
+pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
+/// Number of rows of `CIDRS`.
+pub const CIDRS_MAX: u32 = 1_024;

@@ -88,17 +88,25 @@ pub struct ServiceValue {
     pub near: Range,
     /// For everybody else.
     pub far: Range,
-    /// `MASQUERADE_*`.
+    /// `MASQUERADE_ALL`, `NEAR_IS_LOCAL`, `FAR_IS_LOCAL`, `RESTRICTED`, `NODE_IS_REFUSED`.
     pub flags: u32,
+    /// Seconds for which a client gets the same backend again after it has begun a flow; 0: never.
+    pub affinity: u32,
 }
 
-map_type!(ServiceValue: 24 { service @ 0, near @ 4, far @ 12, flags @ 20 });
+map_type!(ServiceValue: 28 { service @ 0, near @ 4, far @ 12, flags @ 20, affinity @ 24 });
 
-/// An off-node client whose backend is on another node loses its address, so that the reply comes
-/// back through this node. With a local backend it keeps it.
-pub const MASQUERADE_REMOTE: u32 = 1 << 0;
-/// Every client loses its address (`masqueradeAll`).
-pub const MASQUERADE_ALL: u32 = 1 << 1;
+/// Every client loses its address (`masqueradeAll`), and not only where the answer would not come back
+/// this way otherwise.
+pub const MASQUERADE_ALL: u32 = 1 << 0;
+/// `near` is the local set: a remembered backend has to be a member of that.
+pub const NEAR_IS_LOCAL: u32 = 1 << 1;
+/// `far` is the local set.
+pub const FAR_IS_LOCAL: u32 = 1 << 2;
+/// Only clients in `SOURCE_RANGES` begin flows.
+pub const RESTRICTED: u32 = 1 << 3;
+/// With `RESTRICTED`: the node's own processes are not among them.
+pub const NODE_IS_REFUSED: u32 = 1 << 4;
 
 #[cfg(test)]
 mod tests {

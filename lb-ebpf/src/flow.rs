@@ -6,18 +6,21 @@ use aya_ebpf::{
 };
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
-    backend::{FREE, LOCAL, SERVING},
+    address::NODE_PORTS,
+    backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
     net::TCP,
-    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+    service::MASQUERADE_ALL,
 };
 
 use crate::{
+    affinity,
+    client::Client,
     config,
     maps::FLOWS,
     packet::Packet,
-    service::{self, Chosen, Client},
+    service::{self, Chosen},
 };
 
 /// How often a new flow draws a slot before it takes another source port as well.
@@ -48,14 +51,14 @@ pub(crate) fn now() -> u64 {
 /// its backend is not serving any more.
 #[inline(always)]
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    if packet.protocol == TCP && !packet.opens_tcp() {
+    if packet.key.protocol == TCP && !packet.opens_tcp() {
         return true;
     }
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
         return false;
     }
     // A datagram on a fresh row is the ordinary case, and not worth a second look.
-    if packet.protocol != TCP && !expired(row, now) {
+    if packet.key.protocol != TCP && !expired(row, now) {
         return true;
     }
     // SAFETY: one field is read, right here.
@@ -71,17 +74,17 @@ fn expired(row: &FlowValue, now: u64) -> bool {
 /// The key of the reverse row that belongs to the forward row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn answers(packet: &Packet, row: &FlowValue) -> FlowKey {
-    let client_port = row.client_port.or(packet.source_port);
-    let client = (packet.source, client_port);
-    FlowKey::new(REVERSE, packet.protocol, (row.address, row.port), client)
+    let client_port = row.client_port.or(packet.key.source_port);
+    let client = (packet.key.source, client_port);
+    FlowKey::new(REVERSE, packet.key.protocol, (row.address, row.port), client)
 }
 
 /// The key of the forward row that belongs to the reverse row `row` of `packet`.
 #[inline(always)]
 pub(crate) fn asks(packet: &Packet, row: &FlowValue) -> FlowKey {
-    let client_port = row.client_port.or(packet.destination_port);
-    let client = (packet.destination, client_port);
-    FlowKey::new(FORWARD, packet.protocol, client, (row.address, row.port))
+    let client_port = row.client_port.or(packet.key.destination_port);
+    let client = (packet.key.destination, client_port);
+    FlowKey::new(FORWARD, packet.key.protocol, client, (row.address, row.port))
 }
 
 /// Marks the other row of a TCP flow as closing.
@@ -96,15 +99,26 @@ pub(crate) fn close(key: &FlowKey) {
 /// Begins a flow: draws a backend, writes both rows, gives the forward one. Reverse first, so that
 /// an answer never comes before the row that translates it.
 #[inline(always)]
-pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now: u64) -> Result<FlowValue, Failure> {
+pub(crate) fn begin(
+    packet: &Packet,
+    service: &ServiceValue,
+    client: Client,
+    now: u64,
+    row: &mut FlowValue,
+) -> Result<(), Failure> {
     let mut service = *service;
-    let mut row = None;
     let mut failure = Failure::NoBackend;
+    let mut claimed = false;
+    let mut remembered = affinity::remembered(&service, packet.key.source, client.set(&service), now);
+    let mut range = client.range(&service);
     for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(client.range(&service), random()) else {
+        let Some(chosen) = service::choose(range, remembered, random()) else {
             // Changed since it was read.
-            service = service::find(&packet.destination, packet.destination_port, packet.protocol)
-                .ok_or(Failure::NoBackend)?;
+            let key = &packet.key;
+            service = service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS)
+                .map_err(|_| Failure::NoBackend)?;
+            range = client.range(&service);
+            remembered = 0;
             continue;
         };
         let client_port = if attempt < SLOT_ATTEMPTS {
@@ -112,35 +126,34 @@ pub(crate) fn begin(packet: &Packet, service: &ServiceValue, client: Client, now
         } else {
             other_port()
         };
-        let candidate = forward_row(packet, &service, &chosen, client, client_port, now);
-        if claim(packet, &candidate) {
-            row = Some(candidate);
+        *row = forward_row(packet, &service, &chosen, client, client_port, now);
+        claimed = claim(packet, row);
+        if claimed {
             break;
         }
         failure = Failure::Collision;
     }
-    let Some(row) = row else {
+    if !claimed {
         return Err(failure);
-    };
-    match FLOWS.insert(&packet.flow_key(FORWARD), &row, BPF_ANY.into()) {
-        Ok(()) => Ok(row),
-        Err(_) => Err(Failure::Table),
     }
+    affinity::remember(&service, packet.key.source, row.backend, row.generation, now);
+    FLOWS
+        .insert(&packet.key, &*row, BPF_ANY.into())
+        .map_err(|_| Failure::Table)
 }
 
 /// A connection opens that is not to a service. What is left of an earlier one between the same
 /// ends, through a frontend to this very backend, or to a frontend that was here, must not touch it.
 #[inline(always)]
 pub(crate) fn forget(packet: &Packet, now: u64) {
-    let forward = packet.flow_key(FORWARD);
-    if FLOWS.get_ptr(&forward).is_some() {
-        let _ = FLOWS.remove(&forward);
+    if FLOWS.get_ptr(&packet.key).is_some() {
+        let _ = FLOWS.remove(&packet.key);
     }
     let reverse = FlowKey::new(
         REVERSE,
-        packet.protocol,
-        (packet.destination, packet.destination_port),
-        (packet.source, packet.source_port),
+        packet.key.protocol,
+        (packet.key.destination, packet.key.destination_port),
+        (packet.key.source, packet.key.source_port),
     );
     // A fresh row is that of this very connection, translated on a link that it has passed already.
     // SAFETY: two fields are read, right here.
@@ -153,7 +166,7 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
 /// after both directions have been silent for too long: the ports may be another flow's by then.
 #[inline(always)]
 pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    packet.protocol == TCP || !expired(row, now) || {
+    packet.key.protocol == TCP || !expired(row, now) || {
         // SAFETY: one field is read, right here.
         unsafe { FLOWS.get(&asks(packet, row)) }.is_some_and(|forward| !expired(forward, now))
     }
@@ -169,13 +182,8 @@ fn forward_row(
     now: u64,
 ) -> FlowValue {
     let backend = &chosen.backend;
-    let reasons = MASQUERADE_ALL
-        | match client {
-            Client::Near => 0,
-            Client::Far => MASQUERADE_REMOTE * u32::from(backend.flags & LOCAL == 0),
-        };
-    let hairpin = backend.address.same(&packet.source);
-    let masquerade = hairpin | (service.flags & reasons != 0);
+    let hairpin = backend.address.same(&packet.key.source);
+    let masquerade = hairpin | client.is_passed_by(backend) | (service.flags & MASQUERADE_ALL != 0);
     FlowValue {
         last_seen: now,
         address: backend.address,
@@ -194,12 +202,12 @@ fn forward_row(
 fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let key = answers(packet, row);
     let reverse = FlowValue {
-        address: packet.destination,
-        port: packet.destination_port,
+        address: packet.key.destination,
+        port: packet.key.destination_port,
         client_port: if row.client_port == Port::NONE {
             Port::NONE
         } else {
-            packet.source_port
+            packet.key.source_port
         },
         flags: 0,
         ..*row
@@ -219,7 +227,7 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let closing = held.flags & CLOSING != 0;
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.
-    let over = closing | (silent & gone) | ((packet.protocol != TCP) & (silent | gone));
+    let over = closing | (silent & gone) | ((packet.key.protocol != TCP) & (silent | gone));
     (same_frontend | over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
 }
 

@@ -3,20 +3,21 @@
 use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{
     Counter, FlowValue, Verdict,
+    address::NODE_PORTS,
     flow::{CLOSING, FORWARD, MASQUERADE},
-    net::TCP,
 };
 
 use crate::{
+    client::{self, Client, Link},
     config,
     counter::count,
-    family::{V4, V6},
+    family::{Family, V4, V6},
     flow::{self, Failure},
     maps::FLOWS,
     packet::Packet,
-    reject::{self, Reject},
+    reject,
     rewrite::{self, End},
-    service::{self, Client},
+    service::{self, NoService},
     trace,
     verdict::{DROP, PASS},
 };
@@ -25,80 +26,109 @@ use crate::{
 pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
+/// What becomes of a packet.
+enum Decision {
+    /// It goes where the row says.
+    Send,
+    /// Port unreachable.
+    Refuse,
+    /// Nothing is answered.
+    Drop,
+    /// It is not ours.
+    Pass,
+}
+
 /// A packet from a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
-    match skb.protocol() {
-        IPV4 => translate::<V4>(skb, link_header, client),
-        IPV6 => translate::<V6>(skb, link_header, client),
-        _ => PASS,
+pub(crate) fn packet(skb: &SkBuff, link_header: usize, link: Link) -> i32 {
+    let protocol = skb.protocol();
+    let mut packet = Packet::new(link_header, FORWARD);
+    let read = match protocol {
+        IPV4 => packet.read::<V4>(skb),
+        IPV6 => packet.read::<V6>(skb),
+        _ => None,
+    };
+    if read.is_none() {
+        return PASS;
+    }
+    // One decision for both families, and filled in place: the verifier follows it once, and it stands
+    // on the stack once.
+    let mut row = FlowValue::EMPTY;
+    let decision = decide(skb, &packet, link, &mut row);
+    match (decision, protocol) {
+        (Decision::Send, IPV4) => send::<V4>(skb, &packet, &row),
+        (Decision::Send, _) => send::<V6>(skb, &packet, &row),
+        (Decision::Refuse, IPV4) => reject::answer::<V4>(skb, &packet),
+        (Decision::Refuse, _) => reject::answer::<V6>(skb, &packet),
+        (Decision::Drop, _) => DROP,
+        (Decision::Pass, _) => PASS,
     }
 }
 
 #[inline(always)]
-fn translate<F: Reject>(skb: &SkBuff, link_header: usize, client: Client) -> i32 {
-    let Some(packet) = Packet::parse::<F>(skb, link_header) else {
-        return PASS;
-    };
+fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> Decision {
     let now = flow::now();
-    let row = match known(&packet, now) {
-        Some(row) => row,
-        None => match begin::<F>(skb, &packet, client, now) {
-            Ok(row) => row,
-            Err(verdict) => return verdict,
-        },
-    };
-    send::<F>(skb, &packet, &row)
+    if known(packet, now, row) {
+        return Decision::Send;
+    }
+    begin(skb, packet, link, now, row)
 }
 
-/// The row of a flow that goes on.
+/// Whether the packet is of a flow that goes on, and the row of it.
 #[inline(always)]
-fn known(packet: &Packet, now: u64) -> Option<FlowValue> {
-    let row = FLOWS.get_ptr_mut(packet.flow_key(FORWARD))?;
+fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> bool {
+    let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
+        return false;
+    };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
     if !flow::holds(row, packet, now) {
-        return None;
+        return false;
     }
     row.last_seen = now;
     if packet.closes_tcp() {
         row.flags |= CLOSING;
         flow::close(&flow::answers(packet, row));
     }
-    Some(*row)
+    *copy = *row;
+    true
 }
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> Result<FlowValue, i32> {
-    let Some(service) = service::find(&packet.destination, packet.destination_port, packet.protocol) else {
-        if packet.opens_tcp() {
-            flow::forget(packet, now);
-        }
-        return Err(PASS);
+fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> Decision {
+    let key = &packet.key;
+    let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
+        Ok(service) => service,
+        Err(flags) => return without_service(packet, flags, now),
     };
-    if packet.protocol == TCP && !packet.opens_tcp() {
+    if packet.continues_tcp() {
         // Not ours: the kernel may know the connection from the proxy before us.
         count(Counter::PassedTcpWithoutFlow);
-        return Err(PASS);
+        return Decision::Pass;
     }
+    if !client::may_dial(&service, &key.source) {
+        count(Counter::DroppedSourceRange);
+        return Decision::Drop;
+    }
+    let client = Client::new(link, &key.source);
     let range = client.range(&service);
     if range.count == 0 {
         trace::refused(skb, packet);
-        return Err(match range.verdict() {
-            Verdict::Reject => reject::answer::<F>(skb, packet),
+        return match range.verdict() {
+            Verdict::Reject => Decision::Refuse,
             Verdict::Drop => {
                 count(Counter::DroppedNoLocalEndpoint);
-                DROP
+                Decision::Drop
             }
-        });
+        };
     }
-    match flow::begin(packet, &service, client, now) {
-        Ok(row) => {
+    match flow::begin(packet, &service, client, now, row) {
+        Ok(()) => {
             count(Counter::FlowNew);
-            trace::flow_began(skb, packet, &row);
-            Ok(row)
+            trace::flow_began(skb, packet, row);
+            Decision::Send
         }
         Err(failure) => {
             count(match failure {
@@ -106,13 +136,33 @@ fn begin<F: Reject>(skb: &SkBuff, packet: &Packet, client: Client, now: u64) -> 
                 Failure::Collision => Counter::DroppedFlowCollision,
                 Failure::Table => Counter::DroppedFlowTable,
             });
-            Err(DROP)
+            Decision::Drop
         }
     }
 }
 
 #[inline(always)]
-fn send<F: Reject>(skb: &SkBuff, packet: &Packet, row: &FlowValue) -> i32 {
+fn without_service(packet: &Packet, flags: u32, now: u64) -> Decision {
+    if packet.continues_tcp() {
+        return Decision::Pass;
+    }
+    match NoService::at(&packet.key.destination, flags) {
+        NoService::Refuse => Decision::Refuse,
+        NoService::Drop => {
+            count(Counter::DroppedUnallocated);
+            Decision::Drop
+        }
+        NoService::Pass => {
+            if packet.opens_tcp() {
+                flow::forget(packet, now);
+            }
+            Decision::Pass
+        }
+    }
+}
+
+#[inline(always)]
+fn send<F: Family>(skb: &SkBuff, packet: &Packet, row: &FlowValue) -> i32 {
     let backend = End {
         address: row.address,
         port: row.port,

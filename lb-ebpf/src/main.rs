@@ -11,6 +11,8 @@
 )]
 #![allow(missing_docs, reason = "the macros of aya-ebpf generate items without documentation")]
 
+mod affinity;
+mod client;
 mod config;
 mod counter;
 mod family;
@@ -32,33 +34,33 @@ use aya_ebpf::{
 };
 
 use crate::{
+    client::Link,
     family::{V4, V6},
     packet::link_header::{ETHERNET, NONE},
-    service::Client,
 };
 
 /// Packets that a pod of this node sends.
 #[classifier]
 fn from_pod(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, ETHERNET, Client::Near)
+    forward::packet(&ctx.skb, ETHERNET, Link::Pod)
 }
 
 /// The same, where packets have no link header: netkit in its default mode.
 #[classifier]
 fn from_pod_l3(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, NONE, Client::Near)
+    forward::packet(&ctx.skb, NONE, Link::Pod)
 }
 
 /// Packets that come to this node from an uplink or a tunnel.
 #[classifier]
 fn from_outside(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, ETHERNET, Client::Far)
+    forward::packet(&ctx.skb, ETHERNET, Link::Outside)
 }
 
 /// The same, where packets have no link header: WireGuard, IP in IP, tun.
 #[classifier]
 fn from_outside_l3(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, NONE, Client::Far)
+    forward::packet(&ctx.skb, NONE, Link::Outside)
 }
 
 /// Packets that go out to a link, whichever.

@@ -3,13 +3,16 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
     macros::btf_map,
 };
 use lb_common::{
-    Address, BackendValue, Counter, FlowKey, FlowValue, NodeAddressValue, ServiceKey, ServiceValue, SocketKey,
-    SocketValue,
-    maps::{DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOCKETS, NODE_ADDRESSES_MAX},
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, FlowKey, FlowValue, Scoped, ServiceKey,
+    ServiceValue, SocketKey, SocketValue,
+    maps::{
+        CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES,
+        DEFAULT_SLOTS, DEFAULT_SOCKETS, DEFAULT_SOURCE_RANGES,
+    },
 };
 
 // Memory of these two follows what they hold, not what they may hold.
@@ -32,8 +35,16 @@ pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue, { DEFAULT_FLOWS as usize
 pub(crate) static SOCKETS: LruHashMap<SocketKey, SocketValue, { DEFAULT_SOCKETS as usize }> = LruHashMap::new();
 
 #[btf_map]
-pub(crate) static NODE_ADDRESSES: HashMap<Address, NodeAddressValue, { NODE_ADDRESSES_MAX as usize }, ON_DEMAND> =
-    HashMap::new();
+pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue, { DEFAULT_AFFINITY as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static SOURCE_RANGES: LpmTrie<Scoped, u32, { DEFAULT_SOURCE_RANGES as usize }> = LpmTrie::new();
+
+#[btf_map]
+pub(crate) static CIDRS: LpmTrie<Scoped, u32, { CIDRS_MAX as usize }> = LpmTrie::new();
+
+#[btf_map]
+pub(crate) static ADDRESSES: HashMap<Address, AddressValue, { DEFAULT_ADDRESSES as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();

@@ -30,11 +30,9 @@ const ACK: u8 = 0x10;
 /// What translation needs to know of a packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Packet {
-    pub(crate) source: Address,
-    pub(crate) destination: Address,
-    pub(crate) source_port: Port,
-    pub(crate) destination_port: Port,
-    pub(crate) protocol: u8,
+    /// Addresses, ports and protocol, in the form that the row about this packet is found by: it is there
+    /// once, on a stack of 512 bytes.
+    pub(crate) key: FlowKey,
     tcp_flags: u8,
     /// Where the IP header starts.
     pub(crate) network: usize,
@@ -75,60 +73,65 @@ struct UdpHeader {
 }
 
 impl Packet {
-    /// Reads a packet of family `F`. `None` where it is nothing that we translate: another
-    /// protocol, a fragment, cut short.
+    /// A packet that goes in `direction`, to be [read](Self::read).
     #[inline(always)]
-    pub(crate) fn parse<F: Family>(skb: &SkBuff, link_header: usize) -> Option<Self> {
-        let network = F::parse(skb, link_header)?;
-        let (source_port, destination_port, tcp_flags) = match network.protocol {
+    pub(crate) fn new(link_header: usize, direction: u8) -> Self {
+        let nowhere = (Address::ANY_V6, Port::NONE);
+        Self {
+            key: FlowKey::new(direction, 0, nowhere, nowhere),
+            tcp_flags: 0,
+            network: link_header,
+            transport: 0,
+        }
+    }
+
+    /// Reads a packet of family `F`, in place, since a copy would take its room on the stack too. `None`
+    /// where it is nothing that we translate: another protocol, a fragment, cut short.
+    #[inline(always)]
+    pub(crate) fn read<F: Family>(&mut self, skb: &SkBuff) -> Option<()> {
+        let network = F::parse(skb, self.network)?;
+        match network.protocol {
             TCP => {
                 let tcp: TcpStart = skb.load(network.transport).ok()?;
-                (tcp.source, tcp.destination, tcp.flags)
+                self.key.source_port = tcp.source;
+                self.key.destination_port = tcp.destination;
+                self.tcp_flags = tcp.flags;
             }
             UDP => {
                 let udp: UdpHeader = skb.load(network.transport).ok()?;
-                (udp.source, udp.destination, 0)
+                self.key.source_port = udp.source;
+                self.key.destination_port = udp.destination;
             }
             _ => return None,
-        };
-        Some(Self {
-            source: network.source,
-            destination: network.destination,
-            source_port,
-            destination_port,
-            protocol: network.protocol,
-            tcp_flags,
-            network: link_header,
-            transport: network.transport,
-        })
-    }
-
-    /// The key of the row that translates this packet.
-    #[inline(always)]
-    pub(crate) fn flow_key(&self, direction: u8) -> FlowKey {
-        FlowKey::new(
-            direction,
-            self.protocol,
-            (self.source, self.source_port),
-            (self.destination, self.destination_port),
-        )
+        }
+        self.key.source = network.source;
+        self.key.destination = network.destination;
+        self.key.protocol = network.protocol;
+        self.transport = network.transport;
+        Some(())
     }
 
     /// TCP: the first segment of a connection.
     #[inline(always)]
     pub(crate) fn opens_tcp(&self) -> bool {
-        self.protocol == TCP && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+        self.key.protocol == TCP && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+    }
+
+    /// TCP: any other segment.
+    #[inline(always)]
+    pub(crate) fn continues_tcp(&self) -> bool {
+        self.key.protocol == TCP && !self.opens_tcp()
     }
 
     /// TCP: the connection is coming to its end.
     #[inline(always)]
     pub(crate) fn closes_tcp(&self) -> bool {
-        self.protocol == TCP && self.tcp_flags & (RST | FIN) != 0
+        self.key.protocol == TCP && self.tcp_flags & (RST | FIN) != 0
     }
 
     /// Where the checksum of the transport header stands.
     #[inline(always)]
     pub(crate) fn checksum(&self) -> usize {
-        self.transport + if self.protocol == TCP { 16 } else { 6 }
+        self.transport + if self.key.protocol == TCP { 16 } else { 6 }
     }
 }

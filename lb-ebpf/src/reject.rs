@@ -77,8 +77,8 @@ impl Reject for V4 {
             ttl: HOPS,
             protocol: ICMP,
             checksum: 0,
-            source: packet.destination.v4(),
-            destination: packet.source.v4(),
+            source: packet.key.destination.v4(),
+            destination: packet.key.source.v4(),
         };
         ip.checksum = finish(sum(&ip, 0));
         // RFC 792: destination unreachable, port unreachable.
@@ -116,8 +116,8 @@ impl Reject for V6 {
             payload_length: (payload as u16).to_be(),
             next_header: ICMPV6,
             hop_limit: HOPS,
-            source: packet.destination.words,
-            destination: packet.source.words,
+            source: packet.key.destination.words,
+            destination: packet.key.source.words,
         };
         let pseudo = PseudoHeader {
             source: ip.source,
@@ -141,7 +141,7 @@ impl Reject for V6 {
 #[inline(always)]
 pub(crate) fn answer<F: Reject>(skb: &SkBuff, packet: &Packet) -> i32 {
     // One call a length, so that each is a constant to the verifier.
-    let made = match packet.protocol {
+    let made = match packet.key.protocol {
         TCP => turn::<F, QUOTED_TCP>(skb, packet),
         _ => turn::<F, QUOTED_UDP>(skb, packet),
     };

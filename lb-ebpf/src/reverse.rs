@@ -31,10 +31,11 @@ pub(crate) fn packet(skb: &SkBuff, link_header: usize) -> i32 {
 
 #[inline(always)]
 fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
-    let Some(packet) = Packet::parse::<F>(skb, link_header) else {
+    let mut packet = Packet::new(link_header, REVERSE);
+    if packet.read::<F>(skb).is_none() {
         return PASS;
-    };
-    let Some(row) = FLOWS.get_ptr_mut(&packet.flow_key(REVERSE)) else {
+    }
+    let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
         return PASS;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;

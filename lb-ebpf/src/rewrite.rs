@@ -18,21 +18,21 @@ pub(crate) fn destination<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, s
         skb,
         packet,
         F::SOURCE + F::ADDRESS_LENGTH,
-        &packet.destination,
+        &packet.key.destination,
         &new.address,
     )?;
-    port(skb, packet, packet.transport + 2, packet.destination_port, new.port)?;
+    port(skb, packet, packet.transport + 2, packet.key.destination_port, new.port)?;
     if source_port == Port::NONE {
         return Ok(());
     }
-    port(skb, packet, packet.transport, packet.source_port, source_port)
+    port(skb, packet, packet.transport, packet.key.source_port, source_port)
 }
 
 /// The packet gets a new source, and a new destination port unless that is [`Port::NONE`].
 #[inline(always)]
 pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destination_port: Port) -> Result<(), i64> {
-    address::<F>(skb, packet, F::SOURCE, &packet.source, &new.address)?;
-    port(skb, packet, packet.transport, packet.source_port, new.port)?;
+    address::<F>(skb, packet, F::SOURCE, &packet.key.source, &new.address)?;
+    port(skb, packet, packet.transport, packet.key.source_port, new.port)?;
     if destination_port == Port::NONE {
         return Ok(());
     }
@@ -40,7 +40,7 @@ pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destin
         skb,
         packet,
         packet.transport + 2,
-        packet.destination_port,
+        packet.key.destination_port,
         destination_port,
     )
 }
@@ -64,7 +64,7 @@ fn port(skb: &SkBuff, packet: &Packet, offset: usize, old: Port, new: Port) -> R
 /// A UDP checksum of zero says that there is none (RFC 768): it stays, and none becomes it.
 #[inline(always)]
 fn checksum_flags(packet: &Packet) -> u64 {
-    if packet.protocol == UDP {
+    if packet.key.protocol == UDP {
         BPF_F_MARK_MANGLED_0.into()
     } else {
         0

@@ -1,42 +1,30 @@
 //! From what a client dials to a backend.
 
-use lb_common::{Address, BackendValue, Port, Range, ServiceKey, ServiceValue, backend::SERVING, node::NODE_PORTS};
+use lb_common::{
+    Address, BackendValue, Port, Range, ServiceKey, ServiceValue,
+    address::CLUSTER_IP,
+    backend::SERVING,
+    prefix::{INSIDE, SERVICES as SERVICE_CIDRS},
+};
 
-use crate::maps::{BACKENDS, NODE_ADDRESSES, SERVICES, SLOTS};
+use crate::{
+    client::cidr,
+    maps::{ADDRESSES, BACKENDS, SERVICES, SLOTS},
+};
 
-/// Where a client is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Client {
-    /// On this node.
-    Near,
-    /// Anywhere else.
-    Far,
-}
-
-impl Client {
-    /// The slots that such a client draws from.
-    #[inline(always)]
-    pub(crate) fn range(self, service: &ServiceValue) -> Range {
-        match self {
-            Self::Near => service.near,
-            Self::Far => service.far,
-        }
-    }
-}
-
-/// The service behind an address and port: of exactly that address, else a NodePort where the
-/// address is one of this node that serves them.
+/// The service behind an address and port: of exactly that address, else a NodePort where the address
+/// has one of the flags `node_ports`. Where there is none, the flags of the address.
 #[inline(always)]
-pub(crate) fn find(address: &Address, port: Port, protocol: u8) -> Option<ServiceValue> {
+pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32) -> Result<ServiceValue, u32> {
     let mut key = ServiceKey::new(*address, port, protocol);
     // SAFETY: the row is copied at once; a concurrent update replaces it by another one.
     if let Some(service) = unsafe { SERVICES.get(&key) } {
-        return Some(*service);
+        return Ok(*service);
     }
     // SAFETY: as above.
-    let local = unsafe { NODE_ADDRESSES.get(address) }?;
-    if local.flags & NODE_PORTS == 0 {
-        return None;
+    let flags = unsafe { ADDRESSES.get(address) }.map_or(0, |address| address.flags);
+    if flags & node_ports == 0 {
+        return Err(flags);
     }
     key.address = if address.is_v4() {
         Address::ANY_V4
@@ -44,7 +32,31 @@ pub(crate) fn find(address: &Address, port: Port, protocol: u8) -> Option<Servic
         Address::ANY_V6
     };
     // SAFETY: as above.
-    unsafe { SERVICES.get(&key) }.copied()
+    unsafe { SERVICES.get(&key) }.copied().ok_or(flags)
+}
+
+/// What becomes of a client that dials no service.
+pub(crate) enum NoService {
+    /// The address is a service's, the port is not: port unreachable.
+    Refuse,
+    /// The address could be a service's and is nobody's: silence.
+    Drop,
+    /// It is not ours.
+    Pass,
+}
+
+impl NoService {
+    /// At an address with these flags. Nothing of it is remembered: the service may come at any time.
+    #[inline(always)]
+    pub(crate) fn at(address: &Address, flags: u32) -> Self {
+        if flags & CLUSTER_IP != 0 {
+            Self::Refuse
+        } else if flags == 0 && cidr(SERVICE_CIDRS, address) == Some(INSIDE) {
+            Self::Drop
+        } else {
+            Self::Pass
+        }
+    }
 }
 
 /// A backend and the number by which flows remember it.
@@ -53,15 +65,15 @@ pub(crate) struct Chosen {
     pub(crate) backend: BackendValue,
 }
 
-/// The backend of slot `base + (draw * count >> 32)`. `None` where it has gone since the service was
-/// read: find the service again.
+/// The backend `remembered`, or where that is 0, the one of slot `base + (draw * count >> 32)`. `None`
+/// where it has gone since the service was read: find the service again.
 #[inline(always)]
-pub(crate) fn choose(range: Range, draw: u32) -> Option<Chosen> {
+pub(crate) fn choose(range: Range, remembered: u32, draw: u32) -> Option<Chosen> {
     if range.count == 0 {
         return None;
     }
     let slot = range.base + ((u64::from(draw) * u64::from(range.count)) >> 32) as u32;
-    let number = *SLOTS.get(slot)?;
+    let number = if remembered == 0 { *SLOTS.get(slot)? } else { remembered };
     let backend = *BACKENDS.get(number)?;
     (backend.state == SERVING).then_some(Chosen { number, backend })
 }

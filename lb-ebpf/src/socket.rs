@@ -7,16 +7,21 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use lb_common::{
-    Address, Counter, Port, Range, SocketKey, SocketValue, Verdict,
+    Address, Counter, Port, Range, ServiceValue, SocketKey, SocketValue, Verdict,
+    address::{HOST_NODE_PORTS, NODE_PORTS},
     net::{TCP, UDP},
+    service::{NODE_IS_REFUSED, RESTRICTED},
 };
 
 use crate::{
+    affinity,
+    client::Client,
     config,
     counter::count,
     family::Family,
+    flow,
     maps::SOCKETS,
-    service::{self, Client},
+    service::{self, NoService},
 };
 
 /// The call goes on.
@@ -98,23 +103,38 @@ fn dialled<F: Family>(ctx: &SockAddrContext) -> Option<Dialled> {
 
 #[inline(always)]
 fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> i32 {
-    let Some(service) = service::find(&dialled.address, dialled.port, dialled.protocol) else {
-        return ALLOW;
+    let mut service = match find(dialled) {
+        Ok(service) => service,
+        Err(flags) => return without_service(&dialled.address, flags),
     };
-    let mut range = Client::Near.range(&service);
+    if service.flags & (RESTRICTED | NODE_IS_REFUSED) == RESTRICTED | NODE_IS_REFUSED {
+        count(Counter::DroppedSourceRange);
+        return DENY;
+    }
+    let now = flow::now();
+    let client = if dialled.address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
+    let eligible = Client::NODE.set(&service);
+    let mut remembered = affinity::remembered(&service, client, eligible, now);
     for _ in 0..ATTEMPTS {
+        let range = Client::NODE.range(&service);
         if range.count == 0 {
-            break;
+            return refuse(range);
         }
-        let Some(chosen) = service::choose(range, draw) else {
+        let Some(chosen) = service::choose(range, remembered, draw) else {
             // Changed since it was read.
-            let Some(service) = service::find(&dialled.address, dialled.port, dialled.protocol) else {
-                return ALLOW;
+            service = match find(dialled) {
+                Ok(service) => service,
+                Err(flags) => return without_service(&dialled.address, flags),
             };
-            range = Client::Near.range(&service);
+            remembered = 0;
             continue;
         };
         let backend = &chosen.backend;
+        let key = key(dialled, &backend.address, backend.port);
         let row = SocketValue {
             backend: chosen.number,
             generation: backend.generation,
@@ -122,13 +142,46 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
             port: dialled.port,
             pad: 0,
         };
-        // Without the row the socket works all the same; only names would show the backend.
-        let _ = SOCKETS.insert(&key(dialled, &backend.address, backend.port), &row, BPF_ANY.into());
+        // A datagram that goes where the one before it went is no new flow.
+        if !is_there(&key, &row) {
+            // Without the row the socket works all the same; only names would show the backend.
+            let _ = SOCKETS.insert(&key, &row, BPF_ANY.into());
+            affinity::remember(&service, client, row.backend, row.generation, now);
+        }
         set::<F>(ctx, &backend.address, backend.port);
         count(Counter::SocketTranslated);
         return ALLOW;
     }
-    refuse(range)
+    refuse(Client::NODE.range(&service))
+}
+
+#[inline(always)]
+fn find(dialled: &Dialled) -> Result<ServiceValue, u32> {
+    let node_ports = NODE_PORTS | HOST_NODE_PORTS;
+    service::find(&dialled.address, dialled.port, dialled.protocol, node_ports)
+}
+
+#[inline(always)]
+fn is_there(key: &SocketKey, row: &SocketValue) -> bool {
+    // SAFETY: fields are read, right here.
+    unsafe { SOCKETS.get(key) }.is_some_and(|there| {
+        (there.backend == row.backend)
+            & (there.generation == row.generation)
+            & there.address.same(&row.address)
+            & (there.port.be == row.port.be)
+    })
+}
+
+#[inline(always)]
+fn without_service(address: &Address, flags: u32) -> i32 {
+    match NoService::at(address, flags) {
+        NoService::Refuse => refuse(Range::empty(Verdict::Reject)),
+        NoService::Drop => {
+            count(Counter::DroppedUnallocated);
+            DENY
+        }
+        NoService::Pass => ALLOW,
+    }
 }
 
 #[inline(always)]

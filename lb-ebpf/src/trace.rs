@@ -12,9 +12,9 @@ pub(crate) fn flow_began(skb: &SkBuff, packet: &Packet, row: &FlowValue) {
     aya_log_ebpf::debug!(
         &aya_ebpf::programs::TcContext::new(skb.skb),
         "protocol {} from port {} to port {}: flow of service {} to backend {} port {}",
-        packet.protocol,
-        packet.source_port.get(),
-        packet.destination_port.get(),
+        packet.key.protocol,
+        packet.key.source_port.get(),
+        packet.key.destination_port.get(),
         row.service,
         row.backend,
         row.port.get()
@@ -29,9 +29,9 @@ pub(crate) fn refused(skb: &SkBuff, packet: &Packet) {
     aya_log_ebpf::debug!(
         &aya_ebpf::programs::TcContext::new(skb.skb),
         "protocol {} from port {} to port {}: no backend",
-        packet.protocol,
-        packet.source_port.get(),
-        packet.destination_port.get()
+        packet.key.protocol,
+        packet.key.source_port.get(),
+        packet.key.destination_port.get()
     );
     let _ = (skb, packet);
 }

@@ -7,7 +7,7 @@ use std::{
     ops::Bound,
 };
 
-use super::{EndpointSlice, Node, ObjectName, Service, claims::Claims, serve};
+use super::{EndpointSlice, Node, ObjectName, Service, ServiceCidr, claims::Claims, serve};
 use crate::desired::{self, Change, Frontend, ServicePortName, State};
 
 /// What has happened to the objects of one kind.
@@ -33,6 +33,8 @@ pub enum Event {
     Services(Update<Service>),
     /// To EndpointSlices.
     EndpointSlices(Update<EndpointSlice>),
+    /// To ServiceCIDRs, whose names have an empty namespace. Services do not wait for them.
+    ServiceCidrs(Update<ServiceCidr>),
     /// The Node object of this node, or that there is none.
     Node(Option<Node>),
     /// There is a Node object of this node and it could not be read. The last good one stays.
@@ -46,6 +48,8 @@ pub enum Kind {
     Service,
     /// EndpointSlices.
     EndpointSlice,
+    /// ServiceCIDRs.
+    ServiceCidr,
     /// This node's Node object.
     Node,
 }
@@ -55,6 +59,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
+            Self::ServiceCidr => "ServiceCIDR",
             Self::Node => "Node",
         })
     }
@@ -132,6 +137,7 @@ impl Cluster {
                 }
                 self.listed.insert(Kind::EndpointSlice);
             }
+            Event::ServiceCidrs(_) => {}
             Event::Node(node) => {
                 self.node = node;
                 self.listed.insert(Kind::Node);
@@ -192,8 +198,8 @@ impl Cluster {
     /// it counts as handed out.
     pub fn take_change(&mut self) -> Change {
         let mut change = Change {
-            services: BTreeMap::new(),
             node_port_addresses: self.take_node_port_addresses(),
+            ..Change::default()
         };
         for (name, wanted) in self.recompute() {
             let served = wanted.and_then(|wanted| self.withhold(&name, wanted));

@@ -47,7 +47,14 @@ pub(super) fn service_ports<'a>(
                 family,
             };
             let endpoints = endpoints.members;
-            service_ports.insert(name, desired::ServicePort { frontends, endpoints });
+            service_ports.insert(
+                name,
+                desired::ServicePort {
+                    frontends,
+                    endpoints,
+                    ..Default::default()
+                },
+            );
         }
     }
     service_ports
@@ -159,7 +166,8 @@ fn internal_route(policy: TrafficPolicy, endpoints: &Endpoints) -> Route {
     Route {
         near: target,
         far: target,
-        masquerade: Masquerade::RemoteBackend,
+        masquerade: Masquerade::WhereNeeded,
+        restricted: false,
     }
 }
 
@@ -170,12 +178,14 @@ fn external_route(policy: TrafficPolicy, endpoints: &Endpoints) -> Route {
         TrafficPolicy::Cluster => Route {
             near: endpoints.cluster_target(),
             far: endpoints.cluster_target(),
-            masquerade: Masquerade::RemoteBackend,
+            masquerade: Masquerade::WhereNeeded,
+            restricted: false,
         },
         TrafficPolicy::Local => Route {
             near: endpoints.cluster_target(),
             far: endpoints.local_target(),
-            masquerade: Masquerade::Hairpin,
+            masquerade: Masquerade::WhereNeeded,
+            restricted: false,
         },
     }
 }

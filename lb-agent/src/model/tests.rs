@@ -125,11 +125,13 @@ fn state(services: Vec<Service>, slices: Vec<EndpointSlice>) -> State {
 }
 
 /// What a state says, a line a frontend:
-/// `10.96.0.1:80/TCP near=cluster far=cluster RemoteBackend: 10.0.0.1:8080[CLN]`, where an
+/// `10.96.0.1:80/TCP near=cluster far=cluster WhereNeeded: 10.0.0.1:8080[CLN]`, where an
 /// endpoint is in the *c*luster set, in the *l*ocal set, and on this *n*ode.
 fn lines(state: &State) -> Vec<String> {
     let line = |frontend, route: &Route, endpoints: &str| {
-        let Route { near, far, masquerade } = route;
+        let Route {
+            near, far, masquerade, ..
+        } = route;
         format!("{frontend} near={near:?} far={far:?} {masquerade:?}: {endpoints}")
     };
     let services = state.services.values().flat_map(|service| {

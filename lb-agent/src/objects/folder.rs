@@ -74,6 +74,7 @@ mod tests {
                     format!("{} slices", objects.len())
                 }
                 Event::EndpointSlices(_) => "a slice".into(),
+                Event::ServiceCidrs(_) => "a ServiceCIDR".into(),
                 Event::Node(node) => format!("node: {}", node.is_some()),
                 Event::UnreadableNode => "node: unreadable".into(),
             })

@@ -87,6 +87,10 @@ pub struct MapSizes {
     pub flows: u32,
     /// Connections of the host's own processes.
     pub sockets: u32,
+    /// Clients that are to get the same endpoint again.
+    pub affinity: u32,
+    /// Source ranges of load balancers.
+    pub source_ranges: u32,
 }
 
 impl Default for MapSizes {
@@ -97,18 +101,23 @@ impl Default for MapSizes {
             backends: maps::DEFAULT_BACKENDS,
             flows: maps::DEFAULT_FLOWS,
             sockets: maps::DEFAULT_SOCKETS,
+            affinity: maps::DEFAULT_AFFINITY,
+            source_ranges: maps::DEFAULT_SOURCE_RANGES,
         }
     }
 }
 
 impl MapSizes {
-    const fn by_name(&self) -> [(&'static str, u32); 5] {
+    const fn by_name(&self) -> [(&'static str, u32); 8] {
         [
             (maps::SERVICES, self.services),
             (maps::SLOTS, self.slots),
             (maps::BACKENDS, self.backends),
             (maps::FLOWS, self.flows),
             (maps::SOCKETS, self.sockets),
+            (maps::AFFINITY, self.affinity),
+            (maps::SOURCE_RANGES, self.source_ranges),
+            (maps::ADDRESSES, self.services),
         ]
     }
 }

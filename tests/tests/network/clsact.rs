@@ -25,6 +25,8 @@ const SMALL: MapSizes = MapSizes {
     backends: 1024,
     flows: 1024,
     sockets: 1024,
+    affinity: 1024,
+    source_ranges: 1024,
 };
 
 /// One backend behind a NodePort, in both families and protocols.
@@ -32,7 +34,8 @@ fn state(node: &Node, backend: &Pod) -> State {
     let route = Route {
         near: Target::Cluster,
         far: Target::Cluster,
-        masquerade: Masquerade::RemoteBackend,
+        masquerade: Masquerade::WhereNeeded,
+        restricted: false,
     };
     let mut services = BTreeMap::new();
     for address in backend.addresses() {
@@ -61,6 +64,7 @@ fn state(node: &Node, backend: &Pod) -> State {
                 ServicePort {
                     frontends: BTreeMap::from([(frontend, route)]),
                     endpoints,
+                    ..ServicePort::default()
                 },
             );
         }
@@ -68,6 +72,7 @@ fn state(node: &Node, backend: &Pod) -> State {
     State {
         services,
         node_port_addresses: BTreeSet::from(node.addresses()),
+        ..State::default()
     }
 }
 

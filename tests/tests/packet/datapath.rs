@@ -4,15 +4,19 @@ use std::net::{IpAddr, SocketAddr};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
-    maps::{Array, HashMap, MapData, PerCpuArray},
+    maps::{
+        Array, HashMap, MapData, PerCpuArray,
+        lpm_trie::{Key, LpmTrie},
+    },
     programs::SchedClassifier,
 };
 use lb_common::{
-    Address, BackendValue, Counter, FlowKey, FlowValue, NodeAddressValue, Port, Range, ServiceKey, ServiceValue,
-    backend::{LOCAL, SERVING},
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, FlowKey, FlowValue, Port, PrefixKey,
+    Range, Scoped, ServiceKey, ServiceValue,
+    address::NODE_PORTS,
+    backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     config::UDP_TIMEOUT,
     maps,
-    node::NODE_PORTS,
 };
 
 use crate::{Family, frame::Transport};
@@ -121,7 +125,7 @@ impl Datapath {
                 address: address.ip().into(),
                 port: Port::new(address.port()),
                 state: SERVING,
-                flags: if local { LOCAL } else { 0 },
+                flags: IN_CLUSTER_SET | if local { LOCAL | IN_LOCAL_SET } else { 0 },
                 generation: 1,
                 service: 1,
             },
@@ -166,6 +170,19 @@ impl Datapath {
         far: Range,
         flags: u32,
     ) {
+        let value = ServiceValue {
+            service: self.next_service,
+            near,
+            far,
+            flags,
+            affinity: 0,
+        };
+        self.next_service += 1;
+        self.set_service(transport, frontend, value);
+    }
+
+    /// Writes the row of a frontend; the unspecified address is that of a NodePort.
+    pub(crate) fn set_service(&mut self, transport: Transport, frontend: SocketAddr, value: ServiceValue) {
         let address = if frontend.ip().is_unspecified() {
             match frontend {
                 SocketAddr::V4(_) => Address::ANY_V4,
@@ -175,13 +192,6 @@ impl Datapath {
             frontend.ip().into()
         };
         let key = ServiceKey::new(address, Port::new(frontend.port()), transport.number());
-        let value = ServiceValue {
-            service: self.next_service,
-            near,
-            far,
-            flags,
-        };
-        self.next_service += 1;
         self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
             .insert(key, value, 0)
             .unwrap();
@@ -207,8 +217,36 @@ impl Datapath {
 
     /// Serves NodePorts on an address.
     pub(crate) fn node_address(&mut self, address: IpAddr) {
-        self.hash::<Address, NodeAddressValue>(maps::NODE_ADDRESSES)
-            .insert(Address::from(address), NodeAddressValue { flags: NODE_PORTS }, 0)
+        self.address(address, NODE_PORTS);
+    }
+
+    /// Says what an address is.
+    pub(crate) fn address(&mut self, address: IpAddr, flags: u32) {
+        self.hash::<Address, AddressValue>(maps::ADDRESSES)
+            .insert(Address::from(address), AddressValue { flags }, 0)
+            .unwrap();
+    }
+
+    /// Says what a network is, in a scope of `SOURCE_RANGES` or `CIDRS`.
+    pub(crate) fn prefix(&mut self, map: &str, scope: u32, network: IpAddr, length: u8, value: u32) {
+        let PrefixKey { length, network } = PrefixKey::new(scope, Address::from(network), length);
+        let mut trie: LpmTrie<_, Scoped, u32> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
+        trie.insert(&Key::new(length, network), value, 0).unwrap();
+    }
+
+    /// Which backend a client of a service is remembered to have.
+    pub(crate) fn affinity(&mut self, service: u32, client: IpAddr) -> Option<AffinityValue> {
+        let client = Address::from(client);
+        self.hash::<AffinityKey, AffinityValue>(maps::AFFINITY)
+            .get(&AffinityKey { service, client }, 0)
+            .ok()
+    }
+
+    /// Remembers another backend, or another time.
+    pub(crate) fn set_affinity(&mut self, service: u32, client: IpAddr, value: AffinityValue) {
+        let client = Address::from(client);
+        self.hash::<AffinityKey, AffinityValue>(maps::AFFINITY)
+            .insert(AffinityKey { service, client }, value, 0)
             .unwrap();
     }
 

@@ -3,11 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod abi;
+mod affinity;
 mod bystander;
 mod datapath;
 mod flows;
 mod frame;
 mod masquerade;
+mod networks;
 mod reject;
 mod translation;
 

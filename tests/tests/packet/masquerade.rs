@@ -1,9 +1,6 @@
 //! Whose address the backend sees: who asks the kernel to masquerade, by the mark.
 
-use lb_common::{
-    config::DEFAULT_MASQUERADE_MARK as MARK,
-    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
-};
+use lb_common::{config::DEFAULT_MASQUERADE_MARK as MARK, service::MASQUERADE_ALL};
 
 use crate::{
     backend, client,
@@ -23,7 +20,7 @@ fn an_off_node_client_is_masqueraded_on_the_way_to_another_node_only() {
         each(|mut datapath, family, transport| {
             let number = datapath.backend(1, backend(family, 1), local);
             let range = datapath.slots(&[number]);
-            datapath.service(transport, frontend(family), range, MASQUERADE_REMOTE);
+            datapath.service(transport, frontend(family), range, 0);
             // Each packet, not the first alone: the kernel may have forgotten the connection.
             for flags in [SYN, ACK] {
                 let sent = frame(transport, client(family), frontend(family), flags);
@@ -32,15 +29,6 @@ fn an_off_node_client_is_masqueraded_on_the_way_to_another_node_only() {
             }
         });
     }
-}
-
-#[test]
-fn without_the_flag_the_source_is_kept() {
-    each(|mut datapath, family, transport| {
-        datapath.simple(transport, frontend(family), &[backend(family, 1)]);
-        let sent = frame(transport, client(family), frontend(family), SYN);
-        assert_eq!(datapath.run(Hook::OutsideIngress, &sent).mark, 0);
-    });
 }
 
 #[test]

@@ -66,7 +66,7 @@ fn slices_may_come_before_their_service() {
     cluster.take_change();
     assert_eq!(
         lines(cluster.state()),
-        ["10.96.0.1:80/TCP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:8080[C]"]
+        ["10.96.0.1:80/TCP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:8080[C]"]
     );
 }
 
@@ -79,8 +79,8 @@ fn a_slice_that_moves_to_another_service_leaves_the_one_before() {
     assert_eq!(
         lines(cluster.state()),
         [
-            "10.96.0.1:80/TCP near=Reject far=Reject RemoteBackend:",
-            "10.96.0.2:80/TCP near=Cluster far=Cluster RemoteBackend: \
+            "10.96.0.1:80/TCP near=Reject far=Reject WhereNeeded:",
+            "10.96.0.2:80/TCP near=Cluster far=Cluster WhereNeeded: \
              10.0.1.1:8080[C] 10.0.1.2:8080[C]",
         ]
     );

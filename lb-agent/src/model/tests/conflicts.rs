@@ -60,7 +60,7 @@ fn the_next_one_gets_it_in_the_change_in_which_the_holder_lets_go() {
     );
     assert_eq!(
         lines(cluster.state()),
-        ["10.96.0.1:80/TCP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:8080[C]"]
+        ["10.96.0.1:80/TCP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:8080[C]"]
     );
     assert!(conflicts(&cluster).is_empty());
 }

@@ -151,9 +151,9 @@ fn ports_are_matched_by_name_and_protocol() {
     assert_eq!(
         lines(&state(vec![dns], slices)),
         [
-            "10.96.0.10:53/UDP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:5353[C]",
-            "10.96.0.10:53/TCP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:5354[C]",
-            "10.96.0.10:9153/TCP near=Reject far=Reject RemoteBackend:",
+            "10.96.0.10:53/UDP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:5353[C]",
+            "10.96.0.10:53/TCP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:5354[C]",
+            "10.96.0.10:9153/TCP near=Reject far=Reject WhereNeeded:",
         ]
     );
 }
@@ -170,8 +170,8 @@ fn each_family_has_the_endpoints_of_its_slices() {
     assert_eq!(
         lines(&state),
         [
-            "10.96.0.1:80/TCP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:8080[C]",
-            "[fd00:96::1]:80/TCP near=Cluster far=Cluster RemoteBackend: [fd00::1]:8080[CLN]",
+            "10.96.0.1:80/TCP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:8080[C]",
+            "[fd00:96::1]:80/TCP near=Cluster far=Cluster WhereNeeded: [fd00::1]:8080[CLN]",
         ]
     );
 }
@@ -182,10 +182,7 @@ fn endpoints_of_a_family_without_cluster_ip_are_not_served() {
         vec![service("web", &["10.96.0.1"])],
         vec![slice("web-6", "web", &[here("fd00::1")])],
     );
-    assert_eq!(
-        lines(&state),
-        ["10.96.0.1:80/TCP near=Reject far=Reject RemoteBackend:"]
-    );
+    assert_eq!(lines(&state), ["10.96.0.1:80/TCP near=Reject far=Reject WhereNeeded:"]);
 }
 
 #[test]

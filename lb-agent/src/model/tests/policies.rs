@@ -26,8 +26,8 @@ fn policy_cluster_takes_every_client_to_every_endpoint() {
         assert_eq!(
             routes(ClusterPolicy, endpoints),
             [
-                "near=Cluster far=Cluster RemoteBackend",
-                "near=Cluster far=Cluster RemoteBackend",
+                "near=Cluster far=Cluster WhereNeeded",
+                "near=Cluster far=Cluster WhereNeeded",
             ]
         );
     }
@@ -37,7 +37,7 @@ fn policy_cluster_takes_every_client_to_every_endpoint() {
 fn policy_local_keeps_clients_here_and_spares_them_the_nodes_address() {
     assert_eq!(
         routes(LocalPolicy, &[here("10.0.0.1"), elsewhere("10.0.1.1")]),
-        ["near=Local far=Local RemoteBackend", "near=Cluster far=Local Hairpin"]
+        ["near=Local far=Local WhereNeeded", "near=Cluster far=Local WhereNeeded"]
     );
 }
 
@@ -45,7 +45,7 @@ fn policy_local_keeps_clients_here_and_spares_them_the_nodes_address() {
 fn policy_local_without_an_endpoint_here_drops_but_near_clients_take_the_short_way() {
     assert_eq!(
         routes(LocalPolicy, &[elsewhere("10.0.1.1")]),
-        ["near=Drop far=Drop RemoteBackend", "near=Cluster far=Drop Hairpin"]
+        ["near=Drop far=Drop WhereNeeded", "near=Cluster far=Drop WhereNeeded"]
     );
 }
 
@@ -54,7 +54,7 @@ fn policy_local_falls_back_to_an_endpoint_here_that_serves_while_terminating() {
     let leaving = endpoint("10.0.0.1", Placement::Here, serving_terminating());
     assert_eq!(
         routes(LocalPolicy, &[leaving, elsewhere("10.0.1.1")]),
-        ["near=Local far=Local RemoteBackend", "near=Cluster far=Local Hairpin"]
+        ["near=Local far=Local WhereNeeded", "near=Cluster far=Local WhereNeeded"]
     );
 }
 
@@ -68,13 +68,16 @@ fn no_usable_endpoint_anywhere_is_a_reject_whatever_the_policy() {
         assert_eq!(
             routes(ClusterPolicy, endpoints),
             [
-                "near=Reject far=Reject RemoteBackend",
-                "near=Reject far=Reject RemoteBackend",
+                "near=Reject far=Reject WhereNeeded",
+                "near=Reject far=Reject WhereNeeded",
             ]
         );
         assert_eq!(
             routes(LocalPolicy, endpoints),
-            ["near=Reject far=Reject RemoteBackend", "near=Reject far=Reject Hairpin",]
+            [
+                "near=Reject far=Reject WhereNeeded",
+                "near=Reject far=Reject WhereNeeded",
+            ]
         );
     }
 }
@@ -90,10 +93,10 @@ fn the_policies_of_cluster_ip_and_node_port_are_their_own() {
     assert_eq!(
         lines(&state),
         [
-            "10.96.0.1:80/TCP near=Drop far=Drop RemoteBackend: 10.0.1.1:8080[C]",
-            "*:30080/TCP near=Cluster far=Cluster RemoteBackend: 10.0.1.1:8080[C]",
-            "[fd00:96::1]:80/TCP near=Reject far=Reject RemoteBackend:",
-            "*:30080/TCP near=Reject far=Reject RemoteBackend:",
+            "10.96.0.1:80/TCP near=Drop far=Drop WhereNeeded: 10.0.1.1:8080[C]",
+            "0.0.0.0:30080/TCP near=Cluster far=Cluster WhereNeeded: 10.0.1.1:8080[C]",
+            "[fd00:96::1]:80/TCP near=Reject far=Reject WhereNeeded:",
+            "[::]:30080/TCP near=Reject far=Reject WhereNeeded:",
         ]
     );
 }

@@ -134,7 +134,7 @@ impl Objects {
                 update(&mut self.slices, slices, |slice| slice.name().clone());
             }
             Event::Node(node) => self.node.clone_from(node),
-            Event::UnreadableNode => {}
+            Event::ServiceCidrs(_) | Event::UnreadableNode => {}
         }
     }
 

@@ -35,6 +35,7 @@ pub(super) fn deleted((kind, name): Key) -> Event {
     match kind {
         Kind::Service => Event::Services(Update::Delete(name)),
         Kind::EndpointSlice => Event::EndpointSlices(Update::Delete(name)),
+        Kind::ServiceCidr => Event::ServiceCidrs(Update::Delete(name)),
         Kind::Node => Event::Node(None),
     }
 }

@@ -65,7 +65,7 @@ impl Services {
         })?;
 
         let mut node_addresses = BTreeMap::new();
-        tables.node_addresses.read(&mut |address, value| {
+        tables.addresses.read(&mut |address, value| {
             node_addresses.insert(address, value);
             true
         })?;

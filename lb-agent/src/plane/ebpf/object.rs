@@ -33,13 +33,16 @@ use crate::kernel::links::{Link, Role};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 7] = [
+const PINNED: [&str; 10] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
     maps::FLOWS,
     maps::SOCKETS,
-    maps::NODE_ADDRESSES,
+    maps::AFFINITY,
+    maps::ADDRESSES,
+    maps::SOURCE_RANGES,
+    maps::CIDRS,
     maps::COUNTERS,
 ];
 
@@ -206,7 +209,7 @@ fn tables(folder: &Path) -> anyhow::Result<Tables> {
         services: table(folder, maps::SERVICES)?,
         slots: table(folder, maps::SLOTS)?,
         backends: table(folder, maps::BACKENDS)?,
-        node_addresses: table(folder, maps::NODE_ADDRESSES)?,
+        addresses: table(folder, maps::ADDRESSES)?,
     })
 }
 

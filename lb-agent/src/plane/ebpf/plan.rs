@@ -230,6 +230,7 @@ impl Services {
                 near: new.range(route.near),
                 far: new.range(route.far),
                 flags: flags(route),
+                affinity: 0,
             };
             let row = Row {
                 owner: new.number,

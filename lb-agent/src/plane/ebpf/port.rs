@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lb_common::{
     Address, BackendValue, Port, Range, ServiceKey, Verdict,
     backend::{DRAINING, FREE, LOCAL, SERVING},
-    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+    service::MASQUERADE_ALL,
 };
 
 use crate::{
@@ -144,8 +144,7 @@ fn protocol(protocol: Protocol) -> Result<u8, PlaneError> {
 /// The flags of a frontend's row.
 pub(super) fn flags(route: &Route) -> u32 {
     match route.masquerade {
-        Masquerade::Hairpin => 0,
-        Masquerade::RemoteBackend => MASQUERADE_REMOTE,
+        Masquerade::WhereNeeded => 0,
         Masquerade::Always => MASQUERADE_ALL,
     }
 }

@@ -11,7 +11,7 @@ use std::{
     net::IpAddr,
 };
 
-use lb_common::{Address, BackendValue, NodeAddressValue, Range, ServiceKey, ServiceValue, maps, node::NODE_PORTS};
+use lb_common::{Address, AddressValue, BackendValue, Range, ServiceKey, ServiceValue, address::NODE_PORTS, maps};
 use tracing::error;
 
 use super::{
@@ -56,8 +56,8 @@ pub(super) struct Services {
     pub(super) generations: Vec<u32>,
     /// Whose service number is whose.
     pub(super) service_numbers: Numbers,
-    /// The map `NODE_ADDRESSES`.
-    pub(super) node_addresses: BTreeMap<Address, NodeAddressValue>,
+    /// The map `ADDRESSES`.
+    pub(super) node_addresses: BTreeMap<Address, AddressValue>,
     /// What an earlier agent left, until the first complete state comes.
     pub(super) found: Option<Found>,
     /// What has to wait until nothing points there.
@@ -397,7 +397,7 @@ impl Services {
 
     /// Makes `addresses` those on which NodePorts are served.
     fn replace_node_addresses(&mut self, addresses: &BTreeSet<IpAddr>, outcome: &mut Outcome) {
-        let value = NodeAddressValue { flags: NODE_PORTS };
+        let value = AddressValue { flags: NODE_PORTS };
         let wanted: BTreeSet<Address> = addresses.iter().copied().map(Address::from).collect();
         let new: Vec<Address> = wanted
             .iter()
@@ -411,23 +411,19 @@ impl Services {
             .copied()
             .collect();
 
-        let result = self.tables.node_addresses.set(&new, &vec![value; new.len()]);
+        let result = self.tables.addresses.set(&new, &vec![value; new.len()]);
         let done = result.as_ref().map_or_else(|partial| partial.done, |()| new.len());
         self.node_addresses
             .extend(new[..done].iter().map(|address| (*address, value)));
         outcome.writes += done;
-        let removed = self.tables.node_addresses.remove(&gone);
+        let removed = self.tables.addresses.remove(&gone);
         let done = removed.as_ref().map_or_else(|partial| partial.done, |()| gone.len());
         for address in &gone[..done] {
             self.node_addresses.remove(address);
         }
         outcome.writes += done;
         outcome.node_addresses = result.and(removed).err().map(|partial| PlaneError::Kernel {
-            what: format!(
-                "map {} ({} entries)",
-                maps::NODE_ADDRESSES,
-                self.tables.node_addresses.capacity()
-            ),
+            what: format!("map {} ({} entries)", maps::ADDRESSES, self.tables.addresses.capacity()),
             source: partial.error,
         });
     }

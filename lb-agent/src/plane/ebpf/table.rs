@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::{Pod, maps::MapData};
-use lb_common::{Address, BackendValue, NodeAddressValue, ServiceKey, ServiceValue};
+use lb_common::{Address, AddressValue, BackendValue, ServiceKey, ServiceValue};
 
 use super::sys::{self, Cursor, Partial};
 
@@ -41,8 +41,8 @@ pub(super) struct Tables {
     pub(super) slots: Box<dyn Table<u32, u32> + Send>,
     /// Backends.
     pub(super) backends: Box<dyn Table<u32, BackendValue> + Send>,
-    /// Addresses of the node.
-    pub(super) node_addresses: Box<dyn Table<Address, NodeAddressValue> + Send>,
+    /// Addresses of the node, and ClusterIPs.
+    pub(super) addresses: Box<dyn Table<Address, AddressValue> + Send>,
 }
 
 /// A map in the kernel. Needs the batch calls of kernel 5.6.

@@ -44,13 +44,15 @@ fn name(name: &str) -> ServicePortName {
 const CLUSTER: Route = Route {
     near: Target::Cluster,
     far: Target::Cluster,
-    masquerade: Masquerade::RemoteBackend,
+    masquerade: Masquerade::WhereNeeded,
+    restricted: false,
 };
 
 const LOCAL_ONLY: Route = Route {
     near: Target::Cluster,
     far: Target::Local,
-    masquerade: Masquerade::Hairpin,
+    masquerade: Masquerade::WhereNeeded,
+    restricted: false,
 };
 
 /// An endpoint on another node.
@@ -81,6 +83,7 @@ fn service(frontends: &[(&str, Route)], endpoints: &[(&str, Endpoint)]) -> Servi
             .iter()
             .map(|(e, endpoint)| (e.parse().unwrap(), *endpoint))
             .collect(),
+        ..ServicePort::default()
     }
 }
 
@@ -91,13 +94,14 @@ fn state(services: &[(&str, &ServicePort)]) -> State {
             .map(|(n, service)| (name(n), (*service).clone()))
             .collect(),
         node_port_addresses: BTreeSet::from(["192.0.2.1".parse().unwrap()]),
+        ..State::default()
     }
 }
 
 fn change(services: &[(&str, Option<&ServicePort>)]) -> Change {
     Change {
         services: services.iter().map(|(n, s)| (name(n), s.cloned())).collect(),
-        node_port_addresses: None,
+        ..Change::default()
     }
 }
 
@@ -122,6 +126,7 @@ fn a_state_is_what_the_maps_say() {
                 near: Target::Reject,
                 far: Target::Drop,
                 masquerade: Masquerade::Always,
+                restricted: false,
             },
         )],
         &[],

@@ -9,10 +9,10 @@ use std::{
 };
 
 use lb_common::{
-    Address, BackendValue, NodeAddressValue, Port, Range, ServiceKey, ServiceValue, Verdict,
+    Address, AddressValue, BackendValue, Port, Range, ServiceKey, ServiceValue, Verdict,
+    address::NODE_PORTS,
     backend::{DRAINING, FREE, LOCAL, SERVING},
-    node::NODE_PORTS,
-    service::{MASQUERADE_ALL, MASQUERADE_REMOTE},
+    service::MASQUERADE_ALL,
 };
 
 use super::frontend;
@@ -172,7 +172,7 @@ pub(super) struct Maps {
     pub(super) services: Shared<ServiceKey, ServiceValue>,
     pub(super) slots: Shared<u32, u32>,
     pub(super) backends: Shared<u32, BackendValue>,
-    pub(super) node_addresses: Shared<Address, NodeAddressValue>,
+    pub(super) addresses: Shared<Address, AddressValue>,
 }
 
 impl Maps {
@@ -181,7 +181,7 @@ impl Maps {
             services: Shared::new(services),
             slots: Shared::new(slots),
             backends: Shared::new(backends),
-            node_addresses: Shared::new(16),
+            addresses: Shared::new(16),
         }
     }
 
@@ -206,7 +206,7 @@ impl Maps {
             services: Box::new(HashTable(self.services.clone(), Arc::clone(&observer))),
             slots: Box::new(ArrayTable(self.slots.clone(), Arc::clone(&observer))),
             backends: Box::new(ArrayTable(self.backends.clone(), Arc::clone(&observer))),
-            node_addresses: Box::new(HashTable(self.node_addresses.clone(), observer)),
+            addresses: Box::new(HashTable(self.addresses.clone(), observer)),
         })
         .unwrap()
     }
@@ -283,8 +283,7 @@ impl Maps {
                 assert_eq!(
                     value.flags,
                     match route.masquerade {
-                        Masquerade::Hairpin => 0,
-                        Masquerade::RemoteBackend => MASQUERADE_REMOTE,
+                        Masquerade::WhereNeeded => 0,
                         Masquerade::Always => MASQUERADE_ALL,
                     }
                 );
@@ -341,9 +340,9 @@ impl Maps {
         expected.sort_unstable();
         assert_eq!(backends, expected);
 
-        let addresses = self.node_addresses.with(|memory| memory.rows.clone());
+        let addresses = self.addresses.with(|memory| memory.rows.clone());
         let expected = state.node_port_addresses.iter().map(|address| {
-            let value = NodeAddressValue { flags: NODE_PORTS };
+            let value = AddressValue { flags: NODE_PORTS };
             (Address::from(*address), value)
         });
         assert_eq!(addresses, expected.collect());

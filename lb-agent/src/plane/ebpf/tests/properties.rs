@@ -6,7 +6,7 @@ use std::{
     num::NonZeroU16,
 };
 
-use lb_common::{Address, BackendValue, NodeAddressValue, Port, Range, ServiceKey, ServiceValue};
+use lb_common::{Address, AddressValue, BackendValue, Port, Range, ServiceKey, ServiceValue};
 use proptest::prelude::*;
 
 use super::{assert_all_well, maps::Maps, name};
@@ -39,17 +39,20 @@ fn any_service() -> impl Strategy<Value = ServicePort> {
             0 => Route {
                 near: cluster,
                 far: cluster,
-                masquerade: Masquerade::RemoteBackend,
+                masquerade: Masquerade::WhereNeeded,
+                restricted: false,
             },
             1 => Route {
                 near: cluster,
                 far: local,
-                masquerade: Masquerade::Hairpin,
+                masquerade: Masquerade::WhereNeeded,
+                restricted: false,
             },
             _ => Route {
                 near: local,
                 far: local,
                 masquerade: Masquerade::Always,
+                restricted: false,
             },
         };
         let frontends = frontends.into_iter().map(|port| {
@@ -63,6 +66,7 @@ fn any_service() -> impl Strategy<Value = ServicePort> {
         ServicePort {
             frontends: frontends.collect(),
             endpoints,
+            ..ServicePort::default()
         }
     })
 }
@@ -102,6 +106,7 @@ fn any_state() -> impl Strategy<Value = State> {
                 .into_iter()
                 .map(|host| IpAddr::from([192, 0, 2, host]))
                 .collect(),
+            ..State::default()
         }
     })
 }
@@ -117,6 +122,7 @@ fn difference(from: &State, to: &State) -> Change {
             .collect(),
         node_port_addresses: (from.node_port_addresses != to.node_port_addresses)
             .then(|| to.node_port_addresses.clone()),
+        ..Change::default()
     }
 }
 
@@ -164,6 +170,7 @@ impl Junk {
                     near: Range { base: *a, count: *b },
                     far: Range { base: *c, count: *d },
                     flags: *flags,
+                    affinity: 0,
                 };
                 memory.rows.insert(key, value);
             }
@@ -183,10 +190,10 @@ impl Junk {
                 memory.rows.insert(*number, value);
             }
         });
-        maps.node_addresses.with(|memory| {
+        maps.addresses.with(|memory| {
             for (host, flags) in &self.node_addresses {
                 let address = Address::from(IpAddr::from([192, 0, 2, *host]));
-                memory.rows.insert(address, NodeAddressValue { flags: *flags });
+                memory.rows.insert(address, AddressValue { flags: *flags });
             }
         });
     }
@@ -268,7 +275,7 @@ proptest! {
                 .iter()
                 .map(|(name, _)| (name.clone(), after.services.get(name).cloned()))
                 .collect(),
-            node_port_addresses: None,
+            ..Change::default()
         };
         assert_all_well(&agent.apply(&again));
         maps.assert_hold(&after);
