@@ -60,8 +60,6 @@ pub struct Options {
     pub tools: PathBuf,
     /// Added to the API server's command line, such as `--min-request-timeout=5`.
     pub apiserver_args: Vec<String>,
-    /// Added to etcd's command line.
-    pub etcd_args: Vec<String>,
     /// How long etcd and the API server together may take until they are ready.
     pub ready_within: Duration,
 }
@@ -75,7 +73,6 @@ impl Default for Options {
             dir: None,
             tools: tools_dir(),
             apiserver_args: Vec::new(),
-            etcd_args: Vec::new(),
             // Four seconds on a quiet machine; test machines build and test at the same time.
             ready_within: Duration::from_secs(120),
         }

@@ -40,7 +40,6 @@ pub(super) struct Servers {
     /// Whether the port is ours to change.
     port_chosen: bool,
     apiserver_args: Vec<String>,
-    etcd_args: Vec<String>,
     ready_within: Duration,
     tie: Tie,
     apiserver: Option<Daemon>,
@@ -63,7 +62,6 @@ impl Servers {
             port,
             port_chosen,
             apiserver_args: options.apiserver_args.clone(),
-            etcd_args: options.etcd_args.clone(),
             ready_within: options.ready_within,
             tie,
             apiserver: None,
@@ -119,8 +117,7 @@ impl Servers {
             .arg("--initial-advertise-peer-urls=http://127.0.0.1:2380")
             .arg("--advertise-client-urls=http://127.0.0.1:2379")
             // A test's objects need not survive a power cut, and waiting for the disk is most of a write.
-            .arg("--unsafe-no-fsync")
-            .args(&self.etcd_args);
+            .arg("--unsafe-no-fsync");
         // Not in the namespace: its sockets are files.
         self.etcd = Some(Daemon::spawn(command, &self.log("etcd"), None, self.tie)?);
         Ok(())
