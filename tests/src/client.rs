@@ -140,6 +140,11 @@ impl Client {
         answer(&buffer[..length], "?", socket.local_addr()?)
     }
 
+    /// A UDP socket of the family of `to`, bound and connected to nothing.
+    pub fn datagrams(&self, to: SocketAddr) -> Result<std::net::UdpSocket, Failure> {
+        Ok(self.socket(Protocol::Udp, to)?.into())
+    }
+
     /// A connection that stays.
     pub fn connect(&self, protocol: Protocol, to: SocketAddr) -> Result<Connection, Failure> {
         let socket = self.socket(protocol, to)?;

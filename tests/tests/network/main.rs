@@ -19,3 +19,4 @@ mod plumbing;
 mod reject;
 mod restart;
 mod sources;
+mod stale;
