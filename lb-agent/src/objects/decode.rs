@@ -7,8 +7,9 @@ use std::{
     num::NonZeroU16,
 };
 
+use ipnet::IpNet;
 use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
+    api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
@@ -16,7 +17,7 @@ use crate::{
     desired::{Family, Protocol},
     model::{
         ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Kind, Node, ObjectName, Placement,
-        Service, ServicePort, ServicePorts, TrafficPolicy, Update,
+        Service, ServiceCidr, ServicePort, ServicePorts, TrafficPolicy, Update,
     },
 };
 
@@ -67,6 +68,9 @@ pub(super) trait Decode: Sized + Send + 'static {
 
     /// The kind.
     const KIND: Kind;
+
+    /// Whether there are API servers that we serve and that do not have this kind.
+    const MAY_BE_UNKNOWN: bool = false;
 
     /// Decodes an object as seen from the node `this_node`.
     fn decode(wire: Self::Wire, this_node: &str) -> Result<Decoded<Self>, FieldError>;
@@ -275,6 +279,33 @@ impl Decode for Node {
     }
 }
 
+impl Decode for ServiceCidr {
+    type Wire = networking::ServiceCIDR;
+
+    const KIND: Kind = Kind::ServiceCidr;
+
+    /// Since Kubernetes 1.33.
+    const MAY_BE_UNKNOWN: bool = true;
+
+    fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
+        let mut skipped = Vec::new();
+        let cidrs = wire.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+        let cidrs = cidrs.iter().enumerate().filter_map(|(index, cidr)| {
+            let path = format!("spec.cidrs[{index}]");
+            keep(network(path, cidr), &mut skipped)
+        });
+        let object = Self {
+            name: required_name(&wire.metadata)?.name,
+            cidrs: cidrs.collect(),
+        };
+        Ok(Decoded::Object { object, skipped })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::ServiceCidrs(update)
+    }
+}
+
 fn keep<T>(result: Result<T, FieldError>, skipped: &mut Vec<FieldError>) -> Option<T> {
     result.map_err(|error| skipped.push(error)).ok()
 }
@@ -318,6 +349,12 @@ fn ip(path: impl Into<String>, address: &str) -> Result<IpAddr, FieldError> {
     parsed
         .map(|ip: IpAddr| ip.to_canonical())
         .ok_or_else(|| FieldError::new(path, format_args!("{address:?} is not an IP address")))
+}
+
+/// A network, of which only the bits of its prefix count.
+fn network(path: String, cidr: &str) -> Result<IpNet, FieldError> {
+    let network = cidr.parse().map(|network: IpNet| network.trunc());
+    network.map_err(|_| FieldError::new(path, format_args!("{cidr:?} is not a network")))
 }
 
 fn with_leading_zeros(address: &str) -> Option<Ipv4Addr> {
@@ -585,6 +622,29 @@ mod tests {
         assert_eq!(list(vec![node.clone()], &[]), Event::Node(Some(node)));
         assert_eq!(list(Vec::new(), &[]), Event::Node(None));
         assert_eq!(list(Vec::new(), &["this-node"]), Event::UnreadableNode);
+    }
+
+    #[test]
+    fn a_service_cidr_has_the_networks_of_its_spec() {
+        let with = |cidrs: Value| json!({ "metadata": { "name": "kubernetes" }, "spec": { "cidrs": cidrs } });
+        let cidr: ServiceCidr = object(with(json!(["10.96.0.0/16", "fd00:96::/112"])));
+        let networks: Vec<_> = cidr.cidrs.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (cidr.name.as_str(), networks),
+            ("kubernetes", vec!["10.96.0.0/16".into(), "fd00:96::/112".into()])
+        );
+
+        let wire = with(json!(["10.96.0.1/16", "10.96.0.0", "10.96.0.0/33"]));
+        let Decoded::Object { object, skipped } = decode::<ServiceCidr>(wire).unwrap() else {
+            panic!("a ServiceCIDR expected");
+        };
+        assert_eq!(object.cidrs, ["10.96.0.0/16".parse().unwrap()]);
+        let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
+        let expected = [
+            "spec.cidrs[1]: \"10.96.0.0\" is not a network",
+            "spec.cidrs[2]: \"10.96.0.0/33\" is not a network",
+        ];
+        assert_eq!(skipped, expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lb_agent::model::{Cluster, EndpointSlice, Event, Update};
+use lb_agent::model::{Cluster, EndpointSlice, Event, ServiceCidr, Update};
 use lb_agent::objects::kube::{ApiServer, ApiServerOptions, watch};
 use lb_agent::objects::{self, Batch};
 use lb_tests::controlplane::{ControlPlane, Options};
@@ -73,6 +73,8 @@ struct Watched {
     services: BTreeSet<String>,
     /// The addresses of each slice.
     slices: BTreeMap<String, BTreeSet<String>>,
+    /// The networks of each ServiceCIDR, once there has been a list.
+    service_cidrs: Option<BTreeMap<String, Vec<String>>>,
     /// How many complete lists of Services have come.
     lists: usize,
     /// What the agent makes of it.
@@ -99,6 +101,7 @@ impl Watched {
             batches,
             services: BTreeSet::new(),
             slices: BTreeMap::new(),
+            service_cidrs: None,
             lists: 0,
             model: Cluster::default(),
             _watches: watches,
@@ -127,7 +130,16 @@ impl Watched {
             Event::EndpointSlices(Update::Delete(name)) => {
                 self.slices.remove(&name.name);
             }
-            _ => {}
+            Event::ServiceCidrs(Update::Replace { objects, .. }) => {
+                self.service_cidrs = Some(objects.iter().map(networks).collect());
+            }
+            Event::ServiceCidrs(Update::Apply(cidr)) => {
+                self.service_cidrs.as_mut().unwrap().extend([networks(&cidr)]);
+            }
+            Event::ServiceCidrs(Update::Delete(name)) => {
+                self.service_cidrs.as_mut().unwrap().remove(&name.name);
+            }
+            Event::Node(_) | Event::UnreadableNode => {}
         }
     }
 
@@ -170,6 +182,21 @@ impl Watched {
         }
     }
 
+    /// Listens until these are the ServiceCIDRs.
+    #[track_caller]
+    fn service_cidrs_become(&mut self, expected: &[(&str, &[&str])]) {
+        let until = Instant::now() + SOON;
+        let owned = |networks: &[&str]| networks.iter().map(|&network| network.to_owned()).collect();
+        let expected = expected
+            .iter()
+            .map(|(name, networks)| ((*name).to_owned(), owned(networks)));
+        let expected: Option<BTreeMap<String, Vec<String>>> = Some(expected.collect());
+        while self.service_cidrs != expected {
+            let told = format!("{:?}", self.service_cidrs);
+            assert!(self.hear(until), "expected {expected:?}, and told are {told}");
+        }
+    }
+
     /// Listens once.
     fn hear(&mut self, until: Instant) -> bool {
         let left = until.saturating_duration_since(Instant::now());
@@ -196,6 +223,10 @@ impl Watched {
 fn addresses(slice: &EndpointSlice) -> (String, BTreeSet<String>) {
     let addresses = slice.endpoints().iter().map(|endpoint| endpoint.address.to_string());
     (slice.name().name.clone(), addresses.collect())
+}
+
+fn networks(cidr: &ServiceCidr) -> (String, Vec<String>) {
+    (cidr.name.clone(), cidr.cidrs.iter().map(ToString::to_string).collect())
 }
 
 fn service(name: &str) -> String {
@@ -298,6 +329,42 @@ fn slices_may_come_late_before_their_service_and_one_by_one() {
     watched.serves(Some(&["10.0.0.2"]));
     watched.delete("endpointslice", "t");
     watched.serves(Some(&[]));
+}
+
+#[test]
+fn the_networks_of_cluster_ips_are_followed() {
+    let mut watched = Watched::start(&Options::default());
+    let first: (&str, &[&str]) = ("kubernetes", &["10.96.0.0/16", "fd00:96::/112"]);
+    watched.service_cidrs_become(&[first]);
+    watched.apply(
+        "{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: more}, spec: {cidrs: [10.97.0.0/24]}}",
+    );
+    watched.service_cidrs_become(&[first, ("more", &["10.97.0.0/24"])]);
+    watched.delete("servicecidr", "more");
+    watched.service_cidrs_become(&[first]);
+}
+
+#[test]
+fn a_server_that_does_not_know_service_cidrs_has_none_and_is_watched_all_the_same() {
+    let mut watched = Watched::start(&Options {
+        // As Kubernetes 1.33 may be set up; before, it was like that unless somebody turned it on.
+        apiserver_args: [
+            "--emulated-version=1.33",
+            "--feature-gates=MultiCIDRServiceAllocator=false,DisableAllocatorDualWrite=false",
+            "--runtime-config=networking.k8s.io/v1/servicecidrs=false",
+        ]
+        .map(Into::into)
+        .into(),
+        ..Options::default()
+    });
+    let refusal = watched
+        .cluster
+        .kubectl(&["get", "--raw", "/apis/networking.k8s.io/v1/servicecidrs"]);
+    let refusal = format!("{:#}", refusal.unwrap_err());
+    assert!(refusal.contains("NotFound"), "{refusal}");
+    watched.service_cidrs_become(&[]);
+    watched.apply(&service("web"));
+    watched.becomes(&["web"], &[]);
 }
 
 /// How long a server remembers what happened, however much it was. After that, it remembers this many events.
