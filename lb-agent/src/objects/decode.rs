@@ -11,14 +11,15 @@ use std::{
 
 use ipnet::IpNet;
 use k8s_openapi::{
-    api::{core::v1 as core, discovery::v1 as discovery},
+    api::{core::v1 as core, discovery::v1 as discovery, networking::v1 as networking},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
 use crate::{
     desired::{Family, Protocol},
     model::{
-        Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement, Update,
+        Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement,
+        ServiceCidr, Update,
     },
 };
 
@@ -71,6 +72,9 @@ pub trait Decode: Sized + Send + 'static {
 
     /// The kind.
     const KIND: Kind;
+
+    /// Whether there are API servers that we serve and that do not have this kind.
+    const MAY_BE_UNKNOWN: bool = false;
 
     /// Decodes an object as seen from the node `this_node`.
     fn decode(wire: Self::Wire, this_node: &str) -> Result<Decoded<Self>, FieldError>;
@@ -217,6 +221,33 @@ fn pod_cidrs(spec: core::NodeSpec, skipped: &mut Vec<FieldError>) -> BTreeSet<Ip
         .iter()
         .filter_map(|cidr| keep(network(path, cidr), skipped))
         .collect()
+}
+
+impl Decode for ServiceCidr {
+    type Wire = networking::ServiceCIDR;
+
+    const KIND: Kind = Kind::ServiceCidr;
+
+    /// Since Kubernetes 1.33.
+    const MAY_BE_UNKNOWN: bool = true;
+
+    fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
+        let mut skipped = Vec::new();
+        let cidrs = wire.spec.and_then(|spec| spec.cidrs).unwrap_or_default();
+        let cidrs = cidrs.iter().enumerate().filter_map(|(index, cidr)| {
+            let path = format!("spec.cidrs[{index}]");
+            keep(network(path, cidr), &mut skipped)
+        });
+        let object = Self {
+            name: required_name(&wire.metadata)?.name,
+            cidrs: cidrs.collect(),
+        };
+        Ok(Decoded::Object { object, skipped })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::ServiceCidrs(update)
+    }
 }
 
 fn keep<T>(result: Result<T, FieldError>, skipped: &mut Vec<FieldError>) -> Option<T> {
@@ -481,6 +512,29 @@ mod tests {
         assert_eq!(list(vec![node.clone()], &[]), Event::Node(Some(node)));
         assert_eq!(list(Vec::new(), &[]), Event::Node(None));
         assert_eq!(list(Vec::new(), &["this-node"]), Event::UnreadableNode);
+    }
+
+    #[test]
+    fn a_service_cidr_has_the_networks_of_its_spec() {
+        let with = |cidrs: Value| json!({ "metadata": { "name": "kubernetes" }, "spec": { "cidrs": cidrs } });
+        let cidr: ServiceCidr = object(with(json!(["10.96.0.0/16", "fd00:96::/112"])));
+        let networks: Vec<_> = cidr.cidrs.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            (cidr.name.as_str(), networks),
+            ("kubernetes", vec!["10.96.0.0/16".into(), "fd00:96::/112".into()])
+        );
+
+        let wire = with(json!(["10.96.0.1/16", "10.96.0.0", "10.96.0.0/33"]));
+        let Decoded::Object { object, skipped } = decode::<ServiceCidr>(wire).unwrap() else {
+            panic!("a ServiceCIDR expected");
+        };
+        assert_eq!(object.cidrs, ["10.96.0.0/16".parse().unwrap()]);
+        let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
+        let expected = [
+            "spec.cidrs[1]: \"10.96.0.0\" is not a CIDR",
+            "spec.cidrs[2]: \"10.96.0.0/33\" is not a CIDR",
+        ];
+        assert_eq!(skipped, expected);
     }
 
     #[test]

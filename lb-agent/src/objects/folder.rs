@@ -74,6 +74,9 @@ mod tests {
                     format!("{} slices", objects.len())
                 }
                 Event::EndpointSlices(_) => "a slice".into(),
+                Event::ServiceCidrs(Update::Replace { objects, .. }) => {
+                    format!("{} ServiceCIDRs", objects.len())
+                }
                 Event::ServiceCidrs(_) => "a ServiceCIDR".into(),
                 Event::Node(node) => format!("node: {}", node.is_some()),
                 Event::UnreadableNode => "node: unreadable".into(),
@@ -95,7 +98,10 @@ mod tests {
         let web = folder.path().join("web.yaml");
         fs::write(&web, service("web", "10.96.0.1")).unwrap();
         watch(folder.path().into(), NODE, sender).unwrap();
-        assert_eq!(next(&mut batches).await, ["1 services", "0 slices", "node: false"]);
+        assert_eq!(
+            next(&mut batches).await,
+            ["1 services", "0 slices", "0 ServiceCIDRs", "node: false"]
+        );
 
         fs::write(&web, service("web", "10.96.0.2")).unwrap();
         assert_eq!(next(&mut batches).await, ["+ default/web 10.96.0.2"]);
@@ -122,7 +128,10 @@ mod tests {
 
         let (sender, mut batches) = mpsc::channel(8);
         watch(folder.path().into(), NODE, sender).unwrap();
-        assert_eq!(next(&mut batches).await, ["2 services", "0 slices", "node: false"]);
+        assert_eq!(
+            next(&mut batches).await,
+            ["2 services", "0 slices", "0 ServiceCIDRs", "node: false"]
+        );
         symlink("..2", path("..data_tmp")).unwrap();
         fs::rename(path("..data_tmp"), path("..data")).unwrap();
         assert_eq!(

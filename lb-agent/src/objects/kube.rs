@@ -16,11 +16,11 @@ use super::{
     decode::{HEADLESS, SERVICE_PROXY_NAME},
     skipped::Skipped,
 };
-use crate::model::{EndpointSlice, Node, Service};
+use crate::model::{EndpointSlice, Node, Service, ServiceCidr};
 
 /// Watches what a service proxy on the node `this_node` reads, and nothing else: Services that
-/// leave themselves to the default proxy, slices that are not of a headless Service, and the
-/// node's own object.
+/// leave themselves to the default proxy, slices that are not of a headless Service, the node's own
+/// object, and the networks of ClusterIPs.
 pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
     let services = format!("!{SERVICE_PROXY_NAME}");
     let slices = format!("!{HEADLESS}");
@@ -45,5 +45,6 @@ pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>)
     spawn!(Service, watcher::Config::default().labels(&services));
     spawn!(EndpointSlice, watcher::Config::default().labels(&slices));
     spawn!(Node, watcher::Config::default().fields(&node));
+    spawn!(ServiceCidr, watcher::Config::default());
     tasks
 }

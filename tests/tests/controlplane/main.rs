@@ -3,3 +3,4 @@
 
 mod agent;
 mod selftest;
+mod watch;

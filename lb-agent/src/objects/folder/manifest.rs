@@ -4,7 +4,7 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use crate::{
-    model::{EndpointSlice, Event, Kind, Node, ObjectName, Service, Update},
+    model::{EndpointSlice, Event, Kind, Node, ObjectName, Service, ServiceCidr, Update},
     objects::decode::{Decode, Decoded, FieldError, object_name},
 };
 
@@ -16,6 +16,7 @@ pub(super) type Key = (Kind, ObjectName);
 pub(super) enum Object {
     Service(Service),
     EndpointSlice(EndpointSlice),
+    ServiceCidr(ServiceCidr),
     Node(Node),
 }
 
@@ -25,6 +26,7 @@ impl Object {
         match self {
             Self::Service(service) => Event::Services(Update::Apply(service)),
             Self::EndpointSlice(slice) => Event::EndpointSlices(Update::Apply(slice)),
+            Self::ServiceCidr(cidr) => Event::ServiceCidrs(Update::Apply(cidr)),
             Self::Node(node) => Event::Node(Some(node)),
         }
     }
@@ -126,6 +128,7 @@ fn collect(document: Value, line: u64, this_node: &str, manifests: &mut Vec<Mani
     let manifest = match (version.as_str(), kind.as_str()) {
         ("v1", "Service") => read(document, line, this_node, Object::Service),
         ("discovery.k8s.io/v1", "EndpointSlice") => read(document, line, this_node, Object::EndpointSlice),
+        ("networking.k8s.io/v1", "ServiceCIDR") => read(document, line, this_node, Object::ServiceCidr),
         ("v1", "Node") => {
             let name = document.pointer("/metadata/name").and_then(Value::as_str);
             if name != Some(this_node) {
@@ -145,7 +148,7 @@ fn collect(document: Value, line: u64, this_node: &str, manifests: &mut Vec<Mani
 fn read<T: Decode>(document: Value, line: u64, this_node: &str, object: impl Fn(T) -> Object) -> Option<Manifest> {
     let metadata = document.get("metadata").cloned().unwrap_or_default();
     let mut name = object_name(&serde_json::from_value(metadata).unwrap_or_default());
-    if T::KIND == Kind::Node {
+    if matches!(T::KIND, Kind::Node | Kind::ServiceCidr) {
         // It is in no namespace, whatever the manifest says.
         name.namespace.clear();
     }
@@ -233,8 +236,12 @@ items:
 {apiVersion: v1, kind: Node, metadata: {name: this-node}}
 ---
 {apiVersion: v1, kind: Service, metadata: {name: web}, spec: {clusterIP: None}}
+---
+{apiVersion: networking.k8s.io/v1, kind: ServiceCIDR, metadata: {name: more}, spec: {cidrs: [10.97.0.0/24]}}
+---
+{apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: web}}
 ";
-        assert_eq!(yaml(text), ["5 Node /this-node"]);
+        assert_eq!(yaml(text), ["5 Node /this-node", "9 ServiceCIDR /more"]);
     }
 
     #[test]

@@ -170,11 +170,13 @@ fn manifests_in(folder: &Path) -> io::Result<Vec<(PathBuf, Syntax)>> {
 fn complete_lists(objects: &Objects) -> Batch {
     let mut services = Vec::new();
     let mut slices = Vec::new();
+    let mut service_cidrs = Vec::new();
     let mut this_node = None;
     for object in objects.values() {
         match object.as_ref() {
             Object::Service(service) => services.push(service.clone()),
             Object::EndpointSlice(slice) => slices.push(slice.clone()),
+            Object::ServiceCidr(cidr) => service_cidrs.push(cidr.clone()),
             Object::Node(node) => this_node = Some(node.clone()),
         }
     }
@@ -185,6 +187,10 @@ fn complete_lists(objects: &Objects) -> Batch {
         }),
         Event::EndpointSlices(Update::Replace {
             objects: slices,
+            unreadable: Vec::new(),
+        }),
+        Event::ServiceCidrs(Update::Replace {
+            objects: service_cidrs,
             unreadable: Vec::new(),
         }),
         Event::Node(this_node),

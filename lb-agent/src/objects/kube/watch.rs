@@ -42,6 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A watch that breaks off again within this time does not work.
 const STABLE: Duration = Duration::from_secs(60);
 
+/// When to ask again a server that does not know a kind: it may be newer then.
+const UPGRADE: Duration = Duration::from_secs(5 * 60);
+
 /// Watches a kind for ever: whatever happens, it tries again.
 pub(super) struct Watch<T: Decode> {
     client: Client,
@@ -54,6 +57,7 @@ pub(super) struct Watch<T: Decode> {
     backoff: Backoff,
     failing: bool,
     broke_off: Option<Instant>,
+    is_unknown: bool,
 }
 
 /// Why a stream of events ended.
@@ -63,6 +67,8 @@ enum End {
     Unheard,
     /// The server does not stream lists, whatever its version says.
     StreamingRefused,
+    /// The server does not know the kind, as it need not.
+    Unknown,
     /// What it knew is too old for the server: begin again with a list.
     Expired,
 }
@@ -93,6 +99,7 @@ impl<T: Decode> Watch<T> {
             backoff: Backoff::new(),
             failing: false,
             broke_off: None,
+            is_unknown: false,
         }
     }
 
@@ -107,6 +114,7 @@ impl<T: Decode> Watch<T> {
             match self.follow(stream).await {
                 End::Unheard => return,
                 End::Expired => time::sleep(self.backoff.next()).await,
+                End::Unknown => time::sleep(UPGRADE).await,
                 End::StreamingRefused => {
                     tracing::debug!("{}: the server refuses to stream the list", T::KIND);
                     self.config.initial_list_strategy = InitialListStrategy::ListWatch;
@@ -164,6 +172,9 @@ impl<T: Decode> Watch<T> {
                     if streaming && !complete && refuses_streaming(&error) {
                         return End::StreamingRefused;
                     }
+                    if T::MAY_BE_UNKNOWN && status_code(&error) == Some(404) {
+                        return self.note_unknown().await;
+                    }
                     if status_code(&error) == Some(410) {
                         let reason = describe_watch(&error);
                         tracing::debug!("{}: begins again with a list: {reason}", T::KIND);
@@ -176,6 +187,22 @@ impl<T: Decode> Watch<T> {
                 // kube's watcher has no end; if it had one, the thing to do would be this.
                 None => return End::Expired,
             }
+        }
+    }
+
+    /// A server that does not know the kind has no object of it.
+    async fn note_unknown(&mut self) -> End {
+        if !std::mem::replace(&mut self.is_unknown, true) {
+            tracing::info!("the API server knows no kind {}: there is none", T::KIND);
+        }
+        self.recover();
+        let nothing = Update::Replace {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        match self.batches.send(vec![T::event(nothing)]).await {
+            Ok(()) => End::Unknown,
+            Err(_) => End::Unheard,
         }
     }
 

@@ -9,7 +9,7 @@ use InitialListStrategy::{ListWatch, StreamingList};
 use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
 
 use crate::{
-    model::{Event, Node, Service},
+    model::{Event, Node, Service, ServiceCidr},
     objects::kube::ApiServerOptions,
 };
 
@@ -195,6 +195,23 @@ async fn what_is_too_old_for_the_server_begins_again() {
         let said = vec![Ok(Init), Ok(InitDone), Err(error), Ok(Apply(service("a", "10.96.0.1")))];
         let (heard, end) = hear(ListWatch, said).await;
         assert_eq!((heard, end), (vec!["= ".to_owned()], End::Expired));
+    }
+}
+
+#[tokio::test]
+async fn a_kind_that_older_servers_do_not_know_is_an_empty_list_there() {
+    for error in [
+        watcher::Error::InitialListFailed(api_error(404)),
+        watcher::Error::WatchStartFailed(api_error(404)),
+    ] {
+        let said: Vec<watcher::Result<_>> = vec![Err(error)];
+        let (mut watch, mut batches) = watch::<ServiceCidr>(StreamingList).await;
+        assert_eq!(watch.follow(stream::iter(said)).await, End::Unknown);
+        let nothing = Event::ServiceCidrs(Update::Replace {
+            objects: Vec::new(),
+            unreadable: Vec::new(),
+        });
+        assert_eq!(batches.try_recv().unwrap(), [nothing]);
     }
 }
 
