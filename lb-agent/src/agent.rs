@@ -27,7 +27,7 @@ use tokio::{
 use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
-    health::ProxyHealth,
+    health::{ProxyHealth, Wanted},
     kernel::links::{Link, LinkEvent, Notice},
     model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
@@ -53,6 +53,8 @@ pub struct Outputs {
     pub families: watch::Sender<BTreeSet<Family>>,
     /// How the programming goes, and whether the node is to have traffic.
     pub health: ProxyHealth,
+    /// What is to be answered at healthCheckNodePorts.
+    pub health_checks: watch::Sender<Wanted>,
 }
 
 /// What the first sync came to.
@@ -169,6 +171,7 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
+            self.tell_health_checks();
         } else if self.cluster.is_complete() {
             self.first_sync()?;
         } else {
@@ -196,6 +199,7 @@ impl<P: Plane> Agent<P> {
         });
         self.note_failures(outcome);
         self.tell_programmed();
+        self.tell_health_checks();
         for (index, event) in std::mem::take(&mut self.waiting_links) {
             self.try_link(index, event);
         }
@@ -380,6 +384,18 @@ impl<P: Plane> Agent<P> {
         self.outputs.node_addresses.send_if_modified(|before| {
             let modified = *before != addresses;
             *before = addresses;
+            modified
+        });
+    }
+
+    fn tell_health_checks(&self) {
+        self.outputs.health_checks.send_if_modified(|before| {
+            let wanted = Wanted {
+                checks: self.cluster.health_checks().clone(),
+                addresses: self.cluster.state().node_port_addresses.clone(),
+            };
+            let modified = *before != wanted;
+            *before = wanted;
             modified
         });
     }

@@ -121,6 +121,7 @@ impl Running {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
             health: health.clone(),
+            health_checks: watch::channel(Wanted::default()).0,
         };
         let mut agent = Agent::new(plane.clone(), Rules::default(), outputs, Instant::now());
         let inputs = Inputs { batches, links };
