@@ -3,6 +3,8 @@
 //! Written by [`model`](crate::model), read by [`plane`](crate::plane). Nothing here knows
 //! Kubernetes objects, BPF, netlink or time.
 
+pub mod text;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -118,13 +120,21 @@ pub struct Frontend {
     pub protocol: Protocol,
 }
 
-impl fmt::Display for Frontend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Frontend {
+    /// Address and port. The unspecified address stands for each that serves NodePorts.
+    #[must_use]
+    pub const fn socket_address(&self) -> SocketAddr {
         let address = match self.address {
             FrontendAddress::Ip(ip) => ip,
             FrontendAddress::NodePort(family) => family.unspecified(),
         };
-        write!(f, "{}/{}", SocketAddr::new(address, self.port.get()), self.protocol)
+        SocketAddr::new(address, self.port.get())
+    }
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.socket_address(), self.protocol)
     }
 }
 
@@ -165,7 +175,7 @@ pub struct Route {
 }
 
 /// Who may dial the restricted frontends of a service port.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct AllowedSources {
     /// Addresses, all of the service port's family.
     pub ranges: BTreeSet<IpNet>,
