@@ -2,9 +2,11 @@
 //! to send a client.
 //!
 //! ```text
-//! Services  desired state → rows: services, plan, port, batch; numbers, ranges; adopt (restart)
-//!    │
+//! Services  desired state → rows: services, plan, port, batch; numbers, ranges; adopt (restart);
+//!    │      addresses, networks, prefix
 //! Tables    trait over the maps ── BpfTable (sys: bpf(2) batches) / maps in memory (tests)
+//!    │
+//! inspect   rows → text, for people
 //!
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
@@ -27,19 +29,23 @@ use crate::{
     plane::{LinkState, Outcome, Plane, PlaneError},
 };
 
+mod addresses;
 mod adopt;
 mod batch;
 mod capabilities;
 mod cleanup;
 mod clsact;
 mod hooks;
+mod inspect;
 mod lock;
 mod messages;
+mod networks;
 mod numbers;
 mod object;
 mod pins;
 mod plan;
 mod port;
+mod prefix;
 mod ranges;
 mod services;
 mod sys;
@@ -48,6 +54,7 @@ mod table;
 mod tests;
 
 pub use cleanup::cleanup;
+pub use inspect::{Shown, inspect};
 
 use hooks::Hooks;
 use lock::Lock;

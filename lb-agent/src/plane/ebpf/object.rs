@@ -200,17 +200,21 @@ fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program>
     Ok(Program { fd, id: info.id() })
 }
 
-fn tables(folder: &Path) -> anyhow::Result<Tables> {
-    fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<Box<BpfTable<K, V>>> {
-        let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
-        Ok(Box::new(BpfTable::new(&map).with_context(|| format!("map {name}"))?))
-    }
+/// The maps that the agent fills, by their pins in a folder.
+pub(super) fn tables(folder: &Path) -> anyhow::Result<Tables> {
     Ok(Tables {
-        services: table(folder, maps::SERVICES)?,
-        slots: table(folder, maps::SLOTS)?,
-        backends: table(folder, maps::BACKENDS)?,
-        addresses: table(folder, maps::ADDRESSES)?,
+        services: Box::new(table(folder, maps::SERVICES)?),
+        slots: Box::new(table(folder, maps::SLOTS)?),
+        backends: Box::new(table(folder, maps::BACKENDS)?),
+        addresses: Box::new(table(folder, maps::ADDRESSES)?),
+        source_ranges: Box::new(table(folder, maps::SOURCE_RANGES)?),
+        cidrs: Box::new(table(folder, maps::CIDRS)?),
     })
+}
+
+fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
+    let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
+    BpfTable::new(&map).with_context(|| format!("map {name}"))
 }
 
 /// What makes two maps the same to programs.
