@@ -3,9 +3,11 @@
 //! Exit codes: 0 all went well, 1 something failed and was said on standard error, 2 the command
 //! line makes no sense.
 
+mod bpffs;
 mod cleanup;
 mod logging;
 mod run;
+mod services;
 mod version;
 
 use std::process::ExitCode;
@@ -26,6 +28,7 @@ pub struct Cli {
 enum Verb {
     Run(run::Run),
     Cleanup(cleanup::Cleanup),
+    Services(services::Services),
     Version(version::Version),
 }
 
@@ -36,6 +39,7 @@ pub fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Run(verb) => verb.run(),
         Verb::Cleanup(verb) => verb.run(),
+        Verb::Services(verb) => verb.run(),
         Verb::Version(verb) => {
             verb.run();
             Ok(())
