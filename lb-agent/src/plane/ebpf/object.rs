@@ -22,7 +22,7 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, messages,
+    MapSizes, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -123,6 +123,8 @@ pub(super) struct Loaded {
     pub(super) programs: Programs,
     /// The maps that the agent fills.
     pub(super) tables: Tables,
+    /// The maps that tell which sockets of the host to end, where sockets are translated.
+    pub(super) socket_maps: Option<host_sockets::Maps>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
 }
@@ -165,6 +167,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     Ok(Loaded {
         programs: Programs(programs),
         tables: tables(&folder)?,
+        socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
     })
 }
@@ -209,6 +212,15 @@ pub(super) fn tables(folder: &Path) -> anyhow::Result<Tables> {
         addresses: Box::new(table(folder, maps::ADDRESSES)?),
         source_ranges: Box::new(table(folder, maps::SOURCE_RANGES)?),
         cidrs: Box::new(table(folder, maps::CIDRS)?),
+    })
+}
+
+fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
+    Ok(host_sockets::Maps {
+        services: table(folder, maps::SERVICES)?,
+        slots: table(folder, maps::SLOTS)?,
+        backends: table(folder, maps::BACKENDS)?,
+        sockets: table(folder, maps::SOCKETS)?,
     })
 }
 

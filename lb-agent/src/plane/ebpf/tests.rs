@@ -5,6 +5,7 @@ mod hold;
 mod maps;
 mod properties;
 mod source_ranges;
+mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
 
