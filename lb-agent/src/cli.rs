@@ -71,4 +71,12 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--no-such-flag"));
     }
+
+    #[test]
+    fn services_are_read_from_the_maps_only_when_asked_for_that() {
+        let error = Cli::try_parse_from(["lb-agent", "services"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--maps"));
+        assert!(Cli::try_parse_from(["lb-agent", "services", "--maps"]).is_ok());
+    }
 }

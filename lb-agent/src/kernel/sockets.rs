@@ -57,7 +57,7 @@ impl Sockets {
     /// For the network namespace of this thread.
     ///
     /// # Errors
-    /// The kernel has no `CONFIG_INET_DIAG`, or the process has no room for a descriptor.
+    /// `EPROTONOSUPPORT` from a kernel without `CONFIG_INET_DIAG`.
     pub fn open() -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_SOCK_DIAG)?;
         socket.bind_auto()?;

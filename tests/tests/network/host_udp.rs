@@ -72,23 +72,32 @@ fn direct(running: &Running) -> Vec<Connection> {
     connected(&running.host, to, "one")
 }
 
-/// Waits until the socket is ended; until then the pod that it is connected to answers.
+/// Waits until the sockets are ended; until then the pod that they are connected to answers.
 #[track_caller]
-fn is_ended(connection: &mut Connection) {
+fn are_ended(connections: &mut [Connection]) {
     let until = Instant::now() + SOON;
-    loop {
-        match connection.ask("still you?") {
-            Ok(answer) => assert_eq!(answer.server, "one"),
-            // ECONNABORTED from a read, EDESTADDRREQ from a write.
-            Err(Failure::Reset) => return,
-            Err(Failure::Other(text)) if text.contains("os error 89") => return,
-            Err(failure) => panic!("{failure}"),
+    for connection in connections {
+        while !is_ended(connection) {
+            assert!(
+                Instant::now() < until,
+                "the socket still sends to the backend that is gone"
+            );
+            thread::sleep(Duration::from_millis(10));
         }
-        assert!(
-            Instant::now() < until,
-            "the socket still sends to the backend that is gone"
-        );
-        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[track_caller]
+fn is_ended(connection: &mut Connection) -> bool {
+    match connection.ask("still you?") {
+        Ok(answer) => {
+            assert_eq!(answer.server, "one");
+            false
+        }
+        // ECONNABORTED from a read, EDESTADDRREQ from a write.
+        Err(Failure::Reset) => true,
+        Err(Failure::Other(text)) if text.contains("os error 89") => true,
+        Err(failure) => panic!("{failure}"),
     }
 }
 
@@ -108,7 +117,7 @@ fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
     running
         .world
         .apply(&running.service.clone().with_endpoints([&running.pods[1]]));
-    connections.iter_mut().for_each(is_ended);
+    are_ended(&mut connections);
     for to in dialled {
         becomes_answered_by(&running.host, Protocol::Udp, to, "two");
     }
@@ -133,7 +142,7 @@ fn only_sockets_to_a_backend_that_drains_are_ended() {
     service.endpoints[0].ready = false;
     service.endpoints[0].terminating = true;
     running.world.apply(&service);
-    ending.iter_mut().for_each(is_ended);
+    are_ended(&mut ending);
     let mut staying = connected(&running.host, to, "two");
 
     // It goes altogether.
@@ -154,6 +163,6 @@ fn what_went_while_no_agent_ran_is_made_up_for() {
         .apply(&running.service.clone().with_endpoints([&running.pods[1]]));
     still_answer(&mut connections, "one");
     running.world.start_agent(1);
-    connections.iter_mut().for_each(is_ended);
+    are_ended(&mut connections);
     still_answer(&mut direct, "one");
 }

@@ -3,7 +3,8 @@
 //! The kernel runs no program when a connected socket sends, so such a socket would send to where its
 //! `connect` was translated to for ever. It is ended instead: its process has an error from the next
 //! call, as it has from a server that refuses, and connects anew. A socket that its process connected
-//! to the pod's own address has no row in the map `SOCKETS`, and is left alone.
+//! to the pod's own address has no row in the map `SOCKETS`, and is left alone, as is one whose row that
+//! map had no room to keep.
 
 use std::{
     io,
@@ -47,11 +48,10 @@ pub(super) struct HostSockets {
 impl HostSockets {
     /// Starts it, in the network namespace of this thread.
     pub(super) fn start(maps: Maps) -> anyhow::Result<Self> {
-        let kernel = Sockets::open().context("cannot ask for the sockets of the host")?;
         let (asked, asks) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("host-sockets".to_owned())
-            .spawn(move || follow(&asks, &kernel, &maps))
+            .spawn(move || follow(&asks, &maps))
             .context("no thread for the sockets of the host")?;
         Ok(Self { asked })
     }
@@ -65,7 +65,7 @@ impl HostSockets {
 }
 
 /// Looks when asked, and once more a while after the last time.
-fn follow(asks: &Receiver<()>, kernel: &Sockets, maps: &Maps) {
+fn follow(asks: &Receiver<()>, maps: &Maps) {
     let mut is_due = false;
     loop {
         let asked = if is_due {
@@ -78,11 +78,16 @@ fn follow(asks: &Receiver<()>, kernel: &Sockets, maps: &Maps) {
             Err(RecvTimeoutError::Timeout) => false,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        match end_stale(kernel, maps) {
+        match end_stale(maps) {
             Ok(()) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOENT)) => {
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP | libc::ENOENT)
+                ) =>
+            {
                 warn!(
-                    "this kernel cannot end sockets (CONFIG_INET_UDP_DIAG, CONFIG_INET_DIAG_DESTROY): \
+                    "this kernel cannot end sockets (it needs CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY): \
                      connected UDP sockets of the host go on sending to backends that are gone"
                 );
                 return;
@@ -92,7 +97,9 @@ fn follow(asks: &Receiver<()>, kernel: &Sockets, maps: &Maps) {
     }
 }
 
-fn end_stale(kernel: &Sockets, maps: &Maps) -> io::Result<()> {
+fn end_stale(maps: &Maps) -> io::Result<()> {
+    // A new one each time has no answers to earlier questions in it.
+    let kernel = Sockets::open()?;
     let mut ended = 0;
     for socket in kernel.connected_udp()? {
         let backend = socket.remote();

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod hold;
+mod inspect;
 mod maps;
 mod properties;
 mod source_ranges;
