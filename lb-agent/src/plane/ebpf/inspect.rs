@@ -109,8 +109,9 @@ fn frontends(tables: &Tables) -> io::Result<Vec<Shown>> {
 struct Reader {
     /// As many as ranges reach.
     slots: Vec<u32>,
-    /// Those that the slots name.
+    /// Those whose number has ever been given.
     backends: HashMap<u32, BackendValue>,
+    /// By the number of the service port.
     source_ranges: HashMap<u32, BTreeSet<IpNet>>,
 }
 
@@ -130,10 +131,11 @@ impl Reader {
         })?;
         let mut backends = HashMap::new();
         tables.backends.read(&mut |number, value| {
-            backends.insert(number, value);
+            if value != BackendValue::default() {
+                backends.insert(number, value);
+            }
             true
         })?;
-        backends.retain(|_, value| *value != BackendValue::default());
         let mut source_ranges: HashMap<u32, BTreeSet<IpNet>> = HashMap::new();
         tables.source_ranges.read(&mut |key: PrefixKey, _| {
             source_ranges
