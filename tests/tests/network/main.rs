@@ -12,6 +12,7 @@ mod cleanup;
 mod clsact;
 mod endpoints;
 mod fixture;
+mod health;
 mod interrupt;
 mod links;
 mod matrix;
