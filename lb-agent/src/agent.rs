@@ -7,6 +7,7 @@
 //! A batch of work is whatever has come while the batch before was written. There is no other
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
+mod external_ips;
 mod retries;
 #[cfg(test)]
 mod tests;
@@ -23,12 +24,12 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-use self::retries::Retries;
+use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
     health::ProxyHealth,
     kernel::links::{Link, LinkEvent, Notice},
-    model::{Cluster, Conflict, Kind},
+    model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
     plane::{LinkState, Outcome, Plane, PlaneError},
 };
@@ -75,6 +76,8 @@ pub struct Agent<P> {
     /// Whether all links have been told of that were there at the start.
     has_all_links: bool,
     conflicts: BTreeSet<Conflict>,
+    /// Where they are served.
+    external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
     failed_node_addresses: Retries<()>,
     failed_links: Retries<u32>,
@@ -86,10 +89,11 @@ pub struct Agent<P> {
 
 impl<P: Plane> Agent<P> {
     /// An agent that has heard of nothing yet, of a process that was started then.
-    pub fn new(plane: P, outputs: Outputs, started: Instant) -> Self {
+    pub fn new(plane: P, rules: Rules, outputs: Outputs, started: Instant) -> Self {
         Self {
             plane,
-            cluster: Cluster::default(),
+            external_ips: rules.serve_external_ips.then(ExternalIps::default),
+            cluster: Cluster::new(rules),
             outputs,
             started,
             first_sync: None,
@@ -143,6 +147,10 @@ impl<P: Plane> Agent<P> {
 
     fn note(&mut self, batch: Batch) {
         for event in batch {
+            let external_ips = self.external_ips.as_mut();
+            for service in external_ips.map(|them| them.note(&event)).unwrap_or_default() {
+                tracing::warn!(%service, "has externalIPs, which Kubernetes deprecates");
+            }
             self.cluster.apply(event);
         }
     }
@@ -161,7 +169,7 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
-        } else if self.cluster.awaited().is_empty() {
+        } else if self.cluster.is_complete() {
             self.first_sync()?;
         } else {
             tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");
@@ -398,7 +406,7 @@ impl<P: Plane> Agent<P> {
 
 fn tell_node_port_addresses(addresses: &BTreeSet<IpAddr>) {
     if addresses.is_empty() {
-        tracing::warn!("NodePorts are not served until this node's Node object has an address");
+        tracing::warn!("NodePorts are not served until this node has an address that --node-port-addresses names");
     } else {
         tracing::info!(?addresses, "NodePorts are served");
     }

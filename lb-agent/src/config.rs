@@ -4,6 +4,8 @@
 //! (`LB_AGENT_MAX_SERVICES`) and a field of the file given by `--config` (`maxServices`). The flag
 //! comes first, then the environment, then the file, then the default.
 
+mod detect_local;
+
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
@@ -13,10 +15,16 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+pub use detect_local::DetectLocalMode;
+use ipnet::IpNet;
 use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use serde::Deserialize;
 
-use crate::plane::ebpf::MapSizes;
+use crate::{
+    kernel::links::PodLinks,
+    model::{NodePortAddress, Rules},
+    plane::ebpf::MapSizes,
+};
 
 /// A setting each, where it is given.
 #[derive(Clone, PartialEq, Eq, Debug, Default, clap::Args, Deserialize)]
@@ -89,6 +97,57 @@ pub struct Settings {
     // The name of a link holds no white space, so that no rule has a use for a line break.
     #[arg(long, value_name = "RULE", env = "LB_AGENT_LINK", value_delimiter = '\n')]
     pub link: Vec<String>,
+
+    /// Where NodePorts are served: `primary` addresses of the Node, `localhost`, `all`, or networks of
+    /// either family. May be several. A family of which no word says anything, since there are
+    /// networks of the other one only, has them on every address, as with kube-proxy
+    /// [default: primary]
+    #[arg(
+        long,
+        value_name = "WORD",
+        env = "LB_AGENT_NODE_PORT_ADDRESSES",
+        value_delimiter = ',',
+        alias = "nodeport-addresses"
+    )]
+    pub node_port_addresses: Vec<NodePortAddress>,
+
+    /// Masquerade every client of a ClusterIP [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_MASQUERADE_ALL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub masquerade_all: Option<bool>,
+
+    /// Serve the externalIPs of Services, which Kubernetes 1.36 deprecates [default: true]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_EXTERNAL_IPS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub external_ips: Option<bool>,
+
+    /// How a client is known to be a pod of this node, or of the cluster [default: Link]
+    #[arg(long, value_name = "MODE", env = "LB_AGENT_DETECT_LOCAL_MODE")]
+    pub detect_local_mode: Option<DetectLocalMode>,
+
+    /// Where the cluster's pods have their addresses, for the mode ClusterCIDR
+    #[arg(long, value_name = "CIDR", env = "LB_AGENT_CLUSTER_CIDR", value_delimiter = ',')]
+    pub cluster_cidr: Vec<IpNet>,
+
+    /// The bridge whose ports are links of pods, for the mode BridgeInterface
+    #[arg(long, value_name = "LINK", env = "LB_AGENT_POD_BRIDGE_INTERFACE")]
+    pub pod_bridge_interface: Option<String>,
+
+    /// How the names of pods' links begin, for the mode InterfaceNamePrefix
+    #[arg(long, value_name = "PREFIX", env = "LB_AGENT_POD_INTERFACE_NAME_PREFIX")]
+    pub pod_interface_name_prefix: Option<String>,
 
     /// Set the sysctls that are not as they must be, instead of only naming them [default: false]
     #[arg(
@@ -292,12 +351,24 @@ impl Settings {
             } else {
                 self.link
             },
+            node_port_addresses: either(self.node_port_addresses, others.node_port_addresses),
+            masquerade_all: self.masquerade_all.or(others.masquerade_all),
+            external_ips: self.external_ips.or(others.external_ips),
+            detect_local_mode: self.detect_local_mode.or(others.detect_local_mode),
+            cluster_cidr: either(self.cluster_cidr, others.cluster_cidr),
+            pod_bridge_interface: self.pod_bridge_interface.or(others.pod_bridge_interface),
+            pod_interface_name_prefix: self.pod_interface_name_prefix.or(others.pod_interface_name_prefix),
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
             healthz_bind_address: self.healthz_bind_address.or(others.healthz_bind_address),
             log_level: self.log_level.or(others.log_level),
             log_format: self.log_format.or(others.log_format),
         }
     }
+}
+
+/// The first list, unless it says nothing.
+fn either<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
+    if first.is_empty() { second } else { first }
 }
 
 /// What is left of a variable that is empty, or of one that ends with a line break, is no rule.
@@ -338,6 +409,10 @@ pub struct Config {
     pub sizes: MapSizes,
     /// Rules for links.
     pub link_rules: Vec<String>,
+    /// Which links are those of pods.
+    pub pod_links: PodLinks,
+    /// What holds for every Service.
+    pub rules: Rules,
     /// Whether to set sysctls.
     pub set_sysctls: bool,
     /// Where `/healthz` and `/livez` are answered, if they are.
@@ -374,6 +449,18 @@ impl Config {
                 ..
             } => Source::ApiServer { kubeconfig, url },
         };
+        let (detect_local, pod_links) = detect_local::resolve(
+            settings.detect_local_mode.unwrap_or_default(),
+            settings.cluster_cidr,
+            settings.pod_bridge_interface,
+            settings.pod_interface_name_prefix,
+        )?;
+        let rules = Rules {
+            node_port_addresses: settings.node_port_addresses.into_iter().collect(),
+            masquerade_all: settings.masquerade_all.unwrap_or(false),
+            serve_external_ips: settings.external_ips.unwrap_or(true),
+            detect_local,
+        };
         let sizes = MapSizes::default();
         let size = |size: Option<NonZeroU32>, default| size.map_or(default, NonZeroU32::get);
         Ok(Self {
@@ -396,6 +483,8 @@ impl Config {
                 source_ranges: size(settings.max_source_ranges, sizes.source_ranges),
             },
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
+            pod_links,
+            rules,
             set_sysctls: settings.set_sysctls.unwrap_or(false),
             healthz_address: settings.healthz_bind_address.unwrap_or_default().get(),
             log_level: settings.log_level.unwrap_or_default(),
@@ -418,6 +507,7 @@ mod tests {
     use clap::{Args as _, CommandFactory as _, Parser};
 
     use super::*;
+    use crate::model::DetectLocal;
 
     #[derive(Parser)]
     struct Flags {
@@ -425,7 +515,7 @@ mod tests {
         settings: Settings,
     }
 
-    fn flags(flags: &[&str]) -> Result<Settings, clap::Error> {
+    pub(super) fn flags(flags: &[&str]) -> Result<Settings, clap::Error> {
         Flags::try_parse_from([&["lb-agent"], flags].concat()).map(|flags| flags.settings)
     }
 
@@ -554,5 +644,52 @@ mod tests {
             url: Some("http://127.0.0.1:8080".into()),
         };
         assert_eq!(Config::new(settings).unwrap().source, source);
+    }
+
+    fn rules(flags: Result<Settings, clap::Error>) -> Rules {
+        Config::new(flags.unwrap()).unwrap().rules
+    }
+
+    #[test]
+    fn words_on_node_ports_are_one_list_in_each_spelling() {
+        let words = |settings: Settings| {
+            let words = settings.node_port_addresses.iter();
+            words.map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let expected = ["primary", "192.168.0.0/24", "2001:db8::/32"];
+        let list = "primary,192.168.0.7/24,2001:db8::/32";
+        assert_eq!(words(flags(&["--node-port-addresses", list]).unwrap()), expected);
+        // kube-proxy's spelling.
+        assert_eq!(words(flags(&["--nodeport-addresses", list]).unwrap()), expected);
+        let file = || Settings::parse("nodePortAddresses: [primary, 192.168.0.7/24, '2001:db8::/32']").unwrap();
+        assert_eq!(words(file()), expected);
+        assert_eq!(
+            words(flags(&["--node-port-addresses", "all"]).unwrap().or(file())),
+            ["all"]
+        );
+        assert_eq!(words(flags(&[]).unwrap().or(file())), expected);
+
+        let error = flags(&["--node-port-addresses", "primary,nowhere"]).unwrap_err();
+        assert!(error.to_string().contains("\"nowhere\" is none of"), "{error}");
+        assert!(Settings::parse("nodePortAddresses: [nowhere]").is_err());
+    }
+
+    #[test]
+    fn what_holds_for_every_service_is_the_default_unless_it_is_said() {
+        assert_eq!(rules(flags(&[])), Rules::default());
+        assert_eq!(
+            rules(flags(&[
+                "--node-port-addresses=localhost",
+                "--masquerade-all",
+                "--external-ips=false",
+                "--detect-local-mode=NodeCIDR",
+            ])),
+            Rules {
+                node_port_addresses: [NodePortAddress::Localhost].into_iter().collect(),
+                masquerade_all: true,
+                serve_external_ips: false,
+                detect_local: DetectLocal::NodeCidr,
+            }
+        );
     }
 }

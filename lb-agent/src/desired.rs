@@ -3,6 +3,8 @@
 //! Written by [`model`](crate::model), read by [`plane`](crate::plane). Nothing here knows
 //! Kubernetes objects, BPF, netlink or time.
 
+pub mod text;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -118,13 +120,21 @@ pub struct Frontend {
     pub protocol: Protocol,
 }
 
-impl fmt::Display for Frontend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Frontend {
+    /// Address and port. The unspecified address stands for each that serves NodePorts.
+    #[must_use]
+    pub const fn socket_address(&self) -> SocketAddr {
         let address = match self.address {
             FrontendAddress::Ip(ip) => ip,
             FrontendAddress::NodePort(family) => family.unspecified(),
         };
-        write!(f, "{}/{}", SocketAddr::new(address, self.port.get()), self.protocol)
+        SocketAddr::new(address, self.port.get())
+    }
+}
+
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.socket_address(), self.protocol)
     }
 }
 
@@ -165,7 +175,7 @@ pub struct Route {
 }
 
 /// Who may dial the restricted frontends of a service port.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct AllowedSources {
     /// Addresses, all of the service port's family.
     pub ranges: BTreeSet<IpNet>,
@@ -213,6 +223,41 @@ pub struct State {
     /// Where pods have their addresses. In a family that has one, a client is near if its address
     /// is in there; in a family that has none, if it is on this node.
     pub pod_cidrs: BTreeSet<IpNet>,
+}
+
+impl State {
+    /// Brings it up to date.
+    pub fn apply(&mut self, change: Change) {
+        let Change {
+            services,
+            node_port_addresses,
+            cluster_ips,
+            service_cidrs,
+            pod_cidrs,
+        } = change;
+        for (name, service) in services {
+            match service {
+                Some(service) => self.services.insert(name, service),
+                None => self.services.remove(&name),
+            };
+        }
+        for (ip, exists) in cluster_ips {
+            if exists {
+                self.cluster_ips.insert(ip);
+            } else {
+                self.cluster_ips.remove(&ip);
+            }
+        }
+        if let Some(addresses) = node_port_addresses {
+            self.node_port_addresses = addresses;
+        }
+        if let Some(cidrs) = service_cidrs {
+            self.service_cidrs = cidrs;
+        }
+        if let Some(cidrs) = pod_cidrs {
+            self.pod_cidrs = cidrs;
+        }
+    }
 }
 
 /// A difference to the state before.

@@ -5,7 +5,7 @@
 //! if there was a good version of it, that one stays, since a service that is out of date serves
 //! more clients than one that is gone.
 
-mod decode;
+pub mod decode;
 pub mod folder;
 pub mod kube;
 mod skipped;

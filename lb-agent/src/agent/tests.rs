@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     desired::{Protocol, State},
     kernel::links::Role,
-    model::{ClusterIps, Event, Node, ObjectName, Service, ServicePort, ServicePorts, Update},
+    model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
     plane::PlaneError,
 };
 
@@ -122,7 +122,7 @@ impl Running {
             families: watch::channel(BTreeSet::new()).0,
             health: health.clone(),
         };
-        let mut agent = Agent::new(plane.clone(), outputs, Instant::now());
+        let mut agent = Agent::new(plane.clone(), Rules::default(), outputs, Instant::now());
         let inputs = Inputs { batches, links };
         let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
         Self {
@@ -173,16 +173,20 @@ fn service_of(protocol: Protocol, name: &str, last_octet: u8) -> Service {
     Service {
         name: ObjectName::new("shop", name),
         cluster_ips: ClusterIps::new([IpAddr::from([10, 96, 0, last_octet])]).unwrap(),
+        external_ips: BTreeSet::new(),
+        load_balancer_ips: BTreeSet::new(),
+        source_ranges: BTreeSet::new(),
         ports: ServicePorts::new(vec![port]).unwrap(),
         internal_traffic_policy: Default::default(),
         external_traffic_policy: Default::default(),
+        affinity: None,
+        health_check_node_port: None,
     }
 }
 
 fn node() -> Node {
     Node {
         internal_ips: vec![IpAddr::from([192, 168, 0, 1])],
-        external_ips: Vec::new(),
         ..Node::default()
     }
 }
@@ -394,4 +398,24 @@ async fn it_ends_when_it_is_told_to_and_fails_when_a_source_ends() {
     let agent = Running::start();
     drop(agent.batches);
     assert!(agent.task.await.unwrap().is_err());
+}
+
+#[test]
+fn a_service_is_named_for_its_external_ips_once() {
+    let with = |name: &str| Service {
+        external_ips: BTreeSet::from([ServiceIp::new([192, 0, 2, 1].into()).unwrap()]),
+        ..service(name, 1)
+    };
+    let names =
+        |names: &[&str]| -> Vec<ObjectName> { names.iter().map(|name| ObjectName::new("shop", *name)).collect() };
+    let mut external_ips = ExternalIps::default();
+    let first = list(vec![with("a"), service("b", 2)]);
+    assert_eq!(external_ips.note(&first), names(&["a"]));
+    assert_eq!(external_ips.note(&first), names(&[]));
+    assert_eq!(external_ips.note(&applied(with("b"))), names(&["b"]));
+    assert_eq!(external_ips.note(&applied(with("b"))), names(&[]));
+
+    // Whoever makes it anew hears of it again.
+    external_ips.note(&Event::Services(Update::Delete(ObjectName::new("shop", "a"))));
+    assert_eq!(external_ips.note(&applied(with("a"))), names(&["a"]));
 }

@@ -57,7 +57,7 @@ impl Run {
 
 async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let rules = links::LinkRules::parse(&config.link_rules)?;
+    let rules = links::LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
 
     let health = ProxyHealth::new();
     if let Some(address) = config.healthz_address {
@@ -100,7 +100,10 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         batches,
         links: link_events,
     };
-    let mut agent = Agent::new(plane, outputs, started);
+    for family in config.rules.node_port_addresses.unrestricted() {
+        tracing::warn!("--node-port-addresses names no {family} address: NodePorts are served on each of them");
+    }
+    let mut agent = Agent::new(plane, config.rules, outputs, started);
     tokio::select! {
         result = agent.run(inputs, stop) => result?,
         Some(ended) = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),

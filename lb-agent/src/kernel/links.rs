@@ -18,6 +18,9 @@
 //! | `bridge` | none | its pods' links, and its uplink's, translate |
 //! | `macvlan`, `macvtap`, `ipvlan`, `ipvtap` | none | those of pods are in their namespaces, out of reach from here: their host processes' and pods' sockets are translated at the cgroup. The node's own falls under its address or default route |
 //! | anything else (`tun` with Ethernet, i.e. tap, ...) | none | unknown: a rule can say |
+//!
+//! Where pods' links are known by a bridge or by their names ([`PodLinks`]), a link that this table takes
+//! for a pod's and that is none by that counts as an uplink.
 
 mod classify;
 mod messages;
@@ -27,7 +30,7 @@ mod watch;
 
 pub use classify::{Facts, classify};
 pub(super) use messages::address;
-pub use rules::{LinkRuleError, LinkRules};
+pub use rules::{LinkRuleError, LinkRules, PodLinks};
 pub use watch::watch;
 
 /// What a link is to the data path.

@@ -1,8 +1,33 @@
 //! Which service port holds a frontend that more than one claims.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+};
 
 use crate::desired::{Frontend, ServicePortName};
+
+/// A frontend that a service port claims while another one holds it.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Conflict {
+    /// What both claim.
+    pub frontend: Frontend,
+    /// Who serves it.
+    pub holder: ServicePortName,
+    /// Who does not, until the holder lets go.
+    pub loser: ServicePortName,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            frontend,
+            holder,
+            loser,
+        } = self;
+        write!(f, "{frontend} of {loser} is not served: {holder} holds it")
+    }
+}
 
 /// Each frontend's holder and those who wait for it.
 ///

@@ -1,172 +1,105 @@
 //! All objects, and the change of the desired state that their changes come to.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map::Entry},
-    fmt, mem,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    mem,
     net::IpAddr,
     ops::Bound,
 };
 
-use super::{EndpointSlice, Node, ObjectName, Service, ServiceCidr, claims::Claims, serve};
+use super::{
+    Conflict, Event, HealthCheck, Kind, Node, ObjectName, Rules,
+    api_server::ApiServerSlices,
+    claims::Claims,
+    cluster_ips::ClaimedClusterIps,
+    inventory::{Changed, Inventory},
+    serve::{self, Surroundings},
+};
 use crate::desired::{self, Change, Frontend, ServicePortName, State};
-
-/// What has happened to the objects of one kind.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Update<T> {
-    /// A complete list: what is not in it is gone.
-    Replace {
-        /// The objects.
-        objects: Vec<T>,
-        /// Objects that exist but could not be read. Their last good version stays.
-        unreadable: Vec<ObjectName>,
-    },
-    /// An object is new or different.
-    Apply(T),
-    /// An object is gone.
-    Delete(ObjectName),
-}
-
-/// What has happened to an object.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// To Services.
-    Services(Update<Service>),
-    /// To EndpointSlices.
-    EndpointSlices(Update<EndpointSlice>),
-    /// To ServiceCIDRs, whose names have an empty namespace. Services do not wait for them.
-    ServiceCidrs(Update<ServiceCidr>),
-    /// The Node object of this node, or that there is none.
-    Node(Option<Node>),
-    /// There is a Node object of this node and it could not be read. The last good one stays.
-    UnreadableNode,
-}
-
-/// The kinds of objects that a service proxy reads.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Kind {
-    /// Services.
-    Service,
-    /// EndpointSlices.
-    EndpointSlice,
-    /// ServiceCIDRs.
-    ServiceCidr,
-    /// This node's Node object.
-    Node,
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Service => "Service",
-            Self::EndpointSlice => "EndpointSlice",
-            Self::ServiceCidr => "ServiceCIDR",
-            Self::Node => "Node",
-        })
-    }
-}
-
-/// A frontend that a service port claims while another one holds it.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Conflict {
-    /// What both claim.
-    pub frontend: Frontend,
-    /// Who serves it.
-    pub holder: ServicePortName,
-    /// Who does not, until the holder lets go.
-    pub loser: ServicePortName,
-}
-
-impl fmt::Display for Conflict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            frontend,
-            holder,
-            loser,
-        } = self;
-        write!(f, "{frontend} of {loser} is not served: {holder} holds it")
-    }
-}
 
 /// The objects, and the desired state that has been handed out for them.
 ///
 /// An event costs what it changes: it marks the Services whose rules may come out differently, and
 /// [`take_change`](Self::take_change) applies the rules to those and to no other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Cluster {
-    services: HashMap<ObjectName, Service>,
-    /// By Service, then by the slice's own name.
-    slices: HashMap<ObjectName, BTreeMap<String, EndpointSlice>>,
-    /// To which Service each slice belongs.
-    service_of_slice: HashMap<ObjectName, ObjectName>,
-    node: Option<Node>,
-    listed: HashSet<Kind>,
-
-    dirty: BTreeSet<ObjectName>,
+    rules: Rules,
+    inventory: Inventory,
+    /// The rules themselves have not been handed out yet.
+    is_new: bool,
     claims: Claims,
     /// What a service port claims and does not hold; most claim nothing in vain.
     withheld: BTreeMap<ServicePortName, BTreeSet<Frontend>>,
+    cluster_ips: ClaimedClusterIps,
+    api_server_slices: ApiServerSlices,
+    health_checks: BTreeMap<ObjectName, HealthCheck>,
     state: State,
     recomputations: u64,
 }
 
+impl Default for Cluster {
+    fn default() -> Self {
+        Self::new(Rules::default())
+    }
+}
+
 impl Cluster {
-    /// Takes note of an event. The desired state follows at the next [`take_change`](Self::take_change).
-    pub fn apply(&mut self, event: Event) {
-        match event {
-            Event::Services(Update::Apply(service)) => self.apply_service(service),
-            Event::Services(Update::Delete(name)) => self.delete_service(name),
-            Event::Services(Update::Replace { objects, unreadable }) => {
-                let listed = objects.iter().map(|service| &service.name);
-                for name in missing(self.services.keys(), listed.chain(&unreadable)) {
-                    self.delete_service(name);
-                }
-                for service in objects {
-                    self.apply_service(service);
-                }
-                self.listed.insert(Kind::Service);
-            }
-            Event::EndpointSlices(Update::Apply(slice)) => self.apply_slice(slice),
-            Event::EndpointSlices(Update::Delete(name)) => self.delete_slice(&name),
-            Event::EndpointSlices(Update::Replace { objects, unreadable }) => {
-                let listed = objects.iter().map(EndpointSlice::name);
-                for name in missing(self.service_of_slice.keys(), listed.chain(&unreadable)) {
-                    self.delete_slice(&name);
-                }
-                for slice in objects {
-                    self.apply_slice(slice);
-                }
-                self.listed.insert(Kind::EndpointSlice);
-            }
-            Event::ServiceCidrs(_) => {}
-            Event::Node(node) => {
-                self.node = node;
-                self.listed.insert(Kind::Node);
-            }
-            // Services do not wait for it: one bad object stops nothing but itself.
-            Event::UnreadableNode => {
-                self.listed.insert(Kind::Node);
-            }
+    /// No objects yet.
+    #[must_use]
+    pub fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            inventory: Inventory::default(),
+            is_new: true,
+            claims: Claims::default(),
+            withheld: BTreeMap::new(),
+            cluster_ips: ClaimedClusterIps::default(),
+            api_server_slices: ApiServerSlices::default(),
+            health_checks: BTreeMap::new(),
+            state: State::default(),
+            recomputations: 0,
         }
     }
 
-    /// The kinds of which no complete list has come yet. Until this is empty, the desired state
-    /// would lack what exists, and must not be written.
+    /// Takes note of an event. The desired state follows at the next [`take_change`](Self::take_change).
+    pub fn apply(&mut self, event: Event) {
+        self.inventory.apply(event);
+    }
+
+    /// The kinds of which no complete list has come yet.
     #[must_use]
     pub fn awaited(&self) -> Vec<Kind> {
         let kinds = [Kind::Service, Kind::EndpointSlice, Kind::Node];
-        kinds.into_iter().filter(|kind| !self.listed.contains(kind)).collect()
+        kinds
+            .into_iter()
+            .filter(|kind| !self.inventory.has_list(*kind))
+            .collect()
+    }
+
+    /// Whether all has come that the desired state depends on. Before, it would lack what exists,
+    /// and must not be written.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        let needs_addresses = self.rules.node_port_addresses.needs_links();
+        self.awaited().is_empty() && (!needs_addresses || self.inventory.node_addresses().is_some())
     }
 
     /// This node's object.
     #[must_use]
     pub const fn node(&self) -> Option<&Node> {
-        self.node.as_ref()
+        self.inventory.node()
     }
 
     /// How many Services there are.
     #[must_use]
     pub fn services(&self) -> usize {
-        self.services.len()
+        self.inventory.services()
+    }
+
+    /// The health checks that load balancers ask for on this node, as of the last change taken.
+    #[must_use]
+    pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
+        &self.health_checks
     }
 
     /// How often the rules have been applied to a Service.
@@ -197,11 +130,9 @@ impl Cluster {
     /// The difference between what has been handed out and what the objects say now. From here on
     /// it counts as handed out.
     pub fn take_change(&mut self) -> Change {
-        let mut change = Change {
-            node_port_addresses: self.take_node_port_addresses(),
-            ..Change::default()
-        };
-        for (name, wanted) in self.recompute() {
+        let changed = self.inventory.take_changed();
+        let mut change = self.take_surroundings(&changed);
+        for (name, wanted) in self.recompute(changed.services) {
             let served = wanted.and_then(|wanted| self.withhold(&name, wanted));
             if self.state.services.get(&name) == served.as_ref() {
                 continue;
@@ -212,23 +143,50 @@ impl Cluster {
             };
             change.services.insert(name, served);
         }
+        change.cluster_ips = self.take_cluster_ips();
         change
     }
 
-    fn take_node_port_addresses(&mut self) -> Option<BTreeSet<IpAddr>> {
-        let addresses = self.node.as_ref().map(Node::primary_addresses).unwrap_or_default();
-        if addresses == self.state.node_port_addresses {
-            return None;
+    /// What is the same for every Service.
+    fn take_surroundings(&mut self, changed: &Changed) -> Change {
+        let mut change = Change::default();
+        let is_new = mem::take(&mut self.is_new);
+        if is_new || changed.node {
+            let node = self.inventory.node();
+            let nothing = BTreeSet::new();
+            let on_links = self.inventory.node_addresses().unwrap_or(&nothing);
+            let node_port_addresses = self.rules.node_port_addresses.choose(node, on_links);
+            let pod_cidrs = self.rules.detect_local.pod_cidrs(node);
+            change.node_port_addresses = renew(&mut self.state.node_port_addresses, node_port_addresses);
+            change.pod_cidrs = renew(&mut self.state.pod_cidrs, pod_cidrs);
         }
-        self.state.node_port_addresses.clone_from(&addresses);
-        Some(addresses)
+        if changed.service_cidrs {
+            let cidrs = self
+                .inventory
+                .service_cidrs()
+                .flat_map(|object| object.cidrs.iter().copied());
+            change.service_cidrs = renew(&mut self.state.service_cidrs, cidrs.collect());
+        }
+        change
     }
 
-    /// Applies the rules to the marked Services and settles who holds which frontend. Returns the
+    fn take_cluster_ips(&mut self) -> BTreeMap<IpAddr, bool> {
+        let change = self.cluster_ips.take_change(&self.state.cluster_ips);
+        for (ip, is_there) in &change {
+            if *is_there {
+                self.state.cluster_ips.insert(*ip);
+            } else {
+                self.state.cluster_ips.remove(ip);
+            }
+        }
+        change
+    }
+
+    /// Applies the rules to these Services and settles who holds which frontend. Returns the
     /// service ports of which either may have come out differently, with all that they claim.
-    fn recompute(&mut self) -> BTreeMap<ServicePortName, Option<desired::ServicePort>> {
+    fn recompute(&mut self, services: BTreeSet<ObjectName>) -> BTreeMap<ServicePortName, Option<desired::ServicePort>> {
         let mut recomputed = BTreeMap::new();
-        for service in mem::take(&mut self.dirty) {
+        for service in services {
             let mut wanted = self.serve(&service);
             let mut names = self.known_service_ports(&service);
             names.extend(wanted.keys().cloned());
@@ -251,12 +209,32 @@ impl Cluster {
     }
 
     fn serve(&mut self, name: &ObjectName) -> BTreeMap<ServicePortName, desired::ServicePort> {
-        let Some(service) = self.services.get(name) else {
+        let Some(service) = self.inventory.service(name) else {
+            self.cluster_ips.set(name, None);
+            self.health_checks.remove(name);
+            if ApiServerSlices::is_of(name) {
+                self.api_server_slices.forget();
+            }
             return BTreeMap::new();
         };
         self.recomputations += 1;
-        let slices = self.slices.get(name).into_iter().flat_map(BTreeMap::values);
-        serve::service_ports(service, slices)
+        // kube-proxy knows Services by their ports.
+        let has_ports = service.ports.iter().next().is_some();
+        self.cluster_ips.set(name, has_ports.then_some(service.cluster_ips));
+        let slices = self.inventory.slices(name);
+        match serve::health_check(service, slices.clone()).filter(|_| has_ports) {
+            Some(health_check) => self.health_checks.insert(name.clone(), health_check),
+            None => self.health_checks.remove(name),
+        };
+        let surroundings = Surroundings {
+            rules: &self.rules,
+            node: self.inventory.node(),
+        };
+        if ApiServerSlices::is_of(name) {
+            serve::service_ports(service, self.api_server_slices.or_last(slices), surroundings)
+        } else {
+            serve::service_ports(service, slices, surroundings)
+        }
     }
 
     /// The service ports of a Service that claim anything so far.
@@ -321,65 +299,25 @@ impl Cluster {
         (!wanted.frontends.is_empty()).then_some(wanted)
     }
 
-    fn apply_service(&mut self, service: Service) {
-        if self.services.get(&service.name) != Some(&service) {
-            self.dirty.insert(service.name.clone());
-            self.services.insert(service.name.clone(), service);
-        }
-    }
-
-    fn delete_service(&mut self, name: ObjectName) {
-        if self.services.remove(&name).is_some() {
-            self.dirty.insert(name);
-        }
-    }
-
-    fn apply_slice(&mut self, slice: EndpointSlice) {
-        let service = slice.service();
-        if self
-            .service_of_slice
-            .get(slice.name())
-            .is_some_and(|before| *before != service)
-        {
-            self.delete_slice(&slice.name().clone());
-        }
-        let slices = self.slices.entry(service.clone()).or_default();
-        if slices.get(&slice.name().name) != Some(&slice) {
-            self.service_of_slice.insert(slice.name().clone(), service.clone());
-            slices.insert(slice.name().name.clone(), slice);
-            self.dirty.insert(service);
-        }
-    }
-
-    fn delete_slice(&mut self, name: &ObjectName) {
-        let Some(service) = self.service_of_slice.remove(name) else {
-            return;
-        };
-        if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(&name.name);
-            if slices.is_empty() {
-                self.slices.remove(&service);
-            }
-        }
-        self.dirty.insert(service);
-    }
-
+    /// Whether it is as it was before the first event.
     #[cfg(test)]
     pub(super) fn holds_nothing(&self) -> bool {
-        self.services.is_empty()
-            && self.slices.is_empty()
-            && self.service_of_slice.is_empty()
+        let mut fresh = Self::new(self.rules.clone());
+        fresh.take_change();
+        self.inventory.is_empty()
             && self.claims.is_empty()
             && self.withheld.is_empty()
-            && self.state == State::default()
+            && self.cluster_ips.is_empty()
+            && self.api_server_slices.is_empty()
+            && self.health_checks.is_empty()
+            && self.state == fresh.state
     }
 }
 
-/// Those that are known and not listed any more.
-fn missing<'a>(
-    known: impl Iterator<Item = &'a ObjectName>,
-    listed: impl Iterator<Item = &'a ObjectName>,
-) -> Vec<ObjectName> {
-    let listed: HashSet<&ObjectName> = listed.collect();
-    known.filter(|name| !listed.contains(name)).cloned().collect()
+/// Takes on what is wanted; says so if it is different.
+fn renew<T: Clone + PartialEq>(state: &mut T, wanted: T) -> Option<T> {
+    (*state != wanted).then(|| {
+        state.clone_from(&wanted);
+        wanted
+    })
 }

@@ -13,6 +13,7 @@ pub struct EndpointSlice {
     family: Family,
     ports: Vec<EndpointPort>,
     endpoints: Vec<Endpoint>,
+    has_zone_hints: bool,
 }
 
 /// A port that each endpoint of a slice listens on. A port without a number, which would mean every
@@ -28,7 +29,7 @@ pub struct EndpointPort {
 }
 
 /// One endpoint of a slice.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint {
     /// Address, of the slice's family.
     pub address: IpAddr,
@@ -36,6 +37,8 @@ pub struct Endpoint {
     pub conditions: Conditions,
     /// Where it runs.
     pub placement: Placement,
+    /// For whom it is meant.
+    pub hints: Hints,
 }
 
 /// Where an endpoint runs, as seen from this node.
@@ -56,6 +59,57 @@ impl Placement {
         } else {
             Self::Elsewhere
         }
+    }
+}
+
+/// For which clients an endpoint is meant, as seen from this node (KEP-2433, KEP-3015).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Hints {
+    node: NodeHint,
+    // Boxed, since most have none or one, and there are many endpoints.
+    zones: Box<[String]>,
+}
+
+/// Whether an endpoint is meant for clients on certain nodes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum NodeHint {
+    /// It does not say.
+    #[default]
+    Unsaid,
+    /// On others than this one.
+    Others,
+    /// On this node, at least.
+    ThisNode,
+}
+
+impl Hints {
+    /// Of an endpoint that is meant for clients on these nodes and in these zones.
+    #[must_use]
+    pub fn new<'a>(nodes: impl IntoIterator<Item = &'a str>, zones: Vec<String>, this_node: &str) -> Self {
+        let node = nodes.into_iter().fold(NodeHint::Unsaid, |hint, node| match hint {
+            NodeHint::ThisNode => NodeHint::ThisNode,
+            _ if node == this_node => NodeHint::ThisNode,
+            _ => NodeHint::Others,
+        });
+        Self {
+            node,
+            zones: zones.into(),
+        }
+    }
+
+    /// What it says of this node.
+    pub(super) const fn node(&self) -> NodeHint {
+        self.node
+    }
+
+    /// Whether it names zones.
+    pub(super) const fn has_zones(&self) -> bool {
+        !self.zones.is_empty()
+    }
+
+    /// Whether it names a zone.
+    pub(super) fn names_zone(&self, zone: &str) -> bool {
+        self.zones.iter().any(|named| named == zone)
     }
 }
 
@@ -134,6 +188,7 @@ impl EndpointSlice {
             family,
             ports,
             endpoints: Vec::new(),
+            has_zone_hints: false,
         }
     }
 
@@ -153,6 +208,7 @@ impl EndpointSlice {
         if link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast() {
             return Err(InvalidEndpoint::Unusable(address));
         }
+        self.has_zone_hints |= endpoint.hints.has_zones();
         self.endpoints.push(endpoint);
         Ok(())
     }
@@ -181,6 +237,11 @@ impl EndpointSlice {
         &self.ports
     }
 
+    /// Whether an endpoint is meant for certain zones, so that the zone of this node matters.
+    pub(super) const fn has_zone_hints(&self) -> bool {
+        self.has_zone_hints
+    }
+
     /// Its endpoints.
     #[must_use]
     pub fn endpoints(&self) -> &[Endpoint] {
@@ -201,6 +262,7 @@ mod tests {
             address: address.parse().unwrap(),
             conditions: Conditions::new(None, None, None),
             placement: Placement::Elsewhere,
+            hints: Hints::default(),
         }
     }
 

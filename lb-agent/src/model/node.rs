@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
+use ipnet::IpNet;
+
 use crate::desired::Family;
 
 /// The object of the node that the agent runs on.
@@ -13,11 +15,15 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
     /// Somebody takes the node away: load balancers are to send it nothing new.
     pub is_leaving: bool,
+    /// The zone that it is in (label `topology.kubernetes.io/zone`).
+    pub zone: Option<String>,
+    /// Where the pods of this node have their addresses.
+    pub pod_cidrs: BTreeSet<IpNet>,
 }
 
 impl Node {
-    /// Its primary address in each family, which is where NodePorts are served: the first
-    /// InternalIP, and where there is none of that family the first ExternalIP.
+    /// Its primary address in each family: the first InternalIP, and where there is none of that
+    /// family the first ExternalIP.
     #[must_use]
     pub fn primary_addresses(&self) -> BTreeSet<IpAddr> {
         [Family::V4, Family::V6]

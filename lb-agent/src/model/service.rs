@@ -1,13 +1,17 @@
 //! Service: what clients dial.
 
+mod addresses;
+
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    num::NonZeroU16,
+    num::{NonZeroU16, NonZeroU32},
 };
 
+use ipnet::IpNet;
+
+pub use self::addresses::{ClusterIps, InvalidClusterIp, ServiceIp, UnusableServiceIp};
 use super::ObjectName;
-use crate::desired::{Family, Protocol};
+use crate::desired::Protocol;
 
 /// A Service that a service proxy serves. Headless ones, those of type ExternalName and those that
 /// name another proxy never become one of these.
@@ -17,12 +21,23 @@ pub struct Service {
     pub name: ObjectName,
     /// Its ClusterIPs. A Service exists in those families only, whatever its other addresses are.
     pub cluster_ips: ClusterIps,
+    /// Addresses that somebody routes to the nodes, given by the Service's author.
+    pub external_ips: BTreeSet<ServiceIp>,
+    /// Addresses of load balancers that pass packets on with their destination.
+    pub load_balancer_ips: BTreeSet<ServiceIp>,
+    /// Who may dial [`load_balancer_ips`](Self::load_balancer_ips): everybody, in a family of which
+    /// there is none.
+    pub source_ranges: BTreeSet<IpNet>,
     /// Its ports.
     pub ports: ServicePorts,
     /// For clients of the ClusterIPs.
     pub internal_traffic_policy: TrafficPolicy,
-    /// For clients of the NodePorts.
+    /// For clients of all other addresses.
     pub external_traffic_policy: TrafficPolicy,
+    /// Seconds for which a client gets the same endpoint again.
+    pub affinity: Option<NonZeroU32>,
+    /// Where load balancers ask whether this node has an endpoint.
+    pub health_check_node_port: Option<NonZeroU16>,
 }
 
 /// Which endpoints clients may be sent to.
@@ -33,59 +48,6 @@ pub enum TrafficPolicy {
     Cluster,
     /// Those on this node.
     Local,
-}
-
-/// One ClusterIP, or one of each family.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ClusterIps {
-    v4: Option<Ipv4Addr>,
-    v6: Option<Ipv6Addr>,
-}
-
-/// Why addresses cannot be the ClusterIPs of a Service.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum InvalidClusterIp {
-    /// There is none.
-    #[error("no ClusterIP")]
-    Missing,
-    /// No client can dial it.
-    #[error("{0} cannot be a ClusterIP")]
-    Unusable(IpAddr),
-    /// There is at most one of each family.
-    #[error("{0} is a second {family} ClusterIP", family = Family::of(*.0))]
-    Second(IpAddr),
-}
-
-impl ClusterIps {
-    /// At least one address, at most one of each family.
-    pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Result<Self, InvalidClusterIp> {
-        let mut cluster_ips = Self { v4: None, v6: None };
-        for address in addresses {
-            // The unspecified address is how a plane writes "each address of this node", and an
-            // IPv4-mapped one is the IPv4 address to it.
-            let mapped = matches!(address, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
-            if address.is_unspecified() || address.is_multicast() || mapped {
-                return Err(InvalidClusterIp::Unusable(address));
-            }
-            let second = match address {
-                IpAddr::V4(v4) => cluster_ips.v4.replace(v4).is_some(),
-                IpAddr::V6(v6) => cluster_ips.v6.replace(v6).is_some(),
-            };
-            if second {
-                return Err(InvalidClusterIp::Second(address));
-            }
-        }
-        if cluster_ips.v4.is_none() && cluster_ips.v6.is_none() {
-            return Err(InvalidClusterIp::Missing);
-        }
-        Ok(cluster_ips)
-    }
-
-    /// The addresses, IPv4 first.
-    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
-        let v4 = self.v4.map(IpAddr::V4);
-        v4.into_iter().chain(self.v6.map(IpAddr::V6))
-    }
 }
 
 /// One port of a Service.
@@ -176,37 +138,12 @@ impl ServicePorts {
 mod tests {
     use super::*;
 
-    fn cluster_ips(addresses: &[&str]) -> Result<ClusterIps, InvalidClusterIp> {
-        ClusterIps::new(addresses.iter().map(|address| address.parse().unwrap()))
-    }
-
     fn port(name: &str, protocol: Protocol, number: u16) -> ServicePort {
         ServicePort {
             name: name.into(),
             protocol,
             port: NonZeroU16::new(number).unwrap(),
             node_port: None,
-        }
-    }
-
-    #[test]
-    fn a_service_has_one_cluster_ip_or_one_of_each_family() {
-        assert!(cluster_ips(&["10.96.0.1"]).is_ok());
-        assert!(cluster_ips(&["fd00:96::1", "10.96.0.1"]).is_ok());
-        assert_eq!(cluster_ips(&[]), Err(InvalidClusterIp::Missing));
-        assert_eq!(
-            cluster_ips(&["10.96.0.1", "10.96.0.2"]).unwrap_err().to_string(),
-            "10.96.0.2 is a second IPv4 ClusterIP"
-        );
-    }
-
-    #[test]
-    fn an_address_that_means_something_else_to_a_plane_is_no_cluster_ip() {
-        for address in ["0.0.0.0", "::", "224.0.0.1", "::ffff:10.96.0.1"] {
-            assert_eq!(
-                cluster_ips(&[address]),
-                Err(InvalidClusterIp::Unusable(address.parse().unwrap()))
-            );
         }
     }
 

@@ -1,16 +1,24 @@
 //! The rules of a Service as tables, and properties that hold whatever happens.
 
+mod api_server;
 mod changes;
 mod conflicts;
 mod endpoints;
+mod frontends;
+mod node_ports;
 mod policies;
 mod properties;
+mod source_ranges;
+mod surroundings;
+mod topology;
 
 use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
+use ipnet::IpNet;
+
 use super::{
-    Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Node, ObjectName, Placement,
-    Service, ServicePort, ServicePorts, TrafficPolicy, Update,
+    Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Node, ObjectName, Placement,
+    Rules, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
 };
 use crate::desired::{Change, Family, Protocol, Route, ServicePortName, State};
 
@@ -27,10 +35,24 @@ fn service(name: &str, cluster_ips: &[&str]) -> Service {
     Service {
         name: ObjectName::new("shop", name),
         cluster_ips: ClusterIps::new(cluster_ips.iter().map(|address| ip(address))).unwrap(),
+        external_ips: BTreeSet::new(),
+        load_balancer_ips: BTreeSet::new(),
+        source_ranges: BTreeSet::new(),
         ports: ports(&[("", Protocol::Tcp, 80, None)]),
         internal_traffic_policy: TrafficPolicy::Cluster,
         external_traffic_policy: TrafficPolicy::Cluster,
+        affinity: None,
+        health_check_node_port: None,
     }
+}
+
+fn service_ips(addresses: &[&str]) -> BTreeSet<ServiceIp> {
+    let addresses = addresses.iter().map(|address| ServiceIp::new(ip(address)).unwrap());
+    addresses.collect()
+}
+
+fn networks(networks: &[&str]) -> BTreeSet<IpNet> {
+    networks.iter().map(|network| network.parse().unwrap()).collect()
 }
 
 fn ports(ports: &[(&str, Protocol, u16, Option<u16>)]) -> ServicePorts {
@@ -65,7 +87,7 @@ fn slice_with_ports(
     let name = ObjectName::new("shop", name);
     let mut slice = EndpointSlice::new(name, service.into(), family, ports.collect());
     for endpoint in endpoints {
-        slice.add(*endpoint).unwrap();
+        slice.add(endpoint.clone()).unwrap();
     }
     slice
 }
@@ -75,6 +97,7 @@ fn endpoint(address: &str, placement: Placement, conditions: Conditions) -> Endp
         address: ip(address),
         conditions,
         placement,
+        hints: Hints::default(),
     }
 }
 
@@ -113,7 +136,13 @@ fn apply_slice(cluster: &mut Cluster, slice: EndpointSlice) {
 
 /// The state that comes of these objects.
 fn state(services: Vec<Service>, slices: Vec<EndpointSlice>) -> State {
-    let mut cluster = Cluster::default();
+    state_under(Rules::default(), None, services, slices)
+}
+
+/// The state that comes of these objects, by these rules and on this node.
+fn state_under(rules: Rules, node: Option<Node>, services: Vec<Service>, slices: Vec<EndpointSlice>) -> State {
+    let mut cluster = Cluster::new(rules);
+    cluster.apply(Event::Node(node));
     for service in services {
         apply_service(&mut cluster, service);
     }
@@ -125,14 +154,18 @@ fn state(services: Vec<Service>, slices: Vec<EndpointSlice>) -> State {
 }
 
 /// What a state says, a line a frontend:
-/// `10.96.0.1:80/TCP near=cluster far=cluster WhereNeeded: 10.0.0.1:8080[CLN]`, where an
+/// `10.96.0.1:80/TCP near=Cluster far=Cluster WhereNeeded restricted: 10.0.0.1:8080[CLN]`, where an
 /// endpoint is in the *c*luster set, in the *l*ocal set, and on this *n*ode.
 fn lines(state: &State) -> Vec<String> {
     let line = |frontend, route: &Route, endpoints: &str| {
         let Route {
-            near, far, masquerade, ..
+            near,
+            far,
+            masquerade,
+            restricted,
         } = route;
-        format!("{frontend} near={near:?} far={far:?} {masquerade:?}: {endpoints}")
+        let restricted = if *restricted { " restricted" } else { "" };
+        format!("{frontend} near={near:?} far={far:?} {masquerade:?}{restricted}: {endpoints}")
     };
     let services = state.services.values().flat_map(|service| {
         let endpoints: Vec<String> = service

@@ -1,7 +1,9 @@
-//! From the API's types to the model's. No other file knows a field of a Kubernetes object beyond its metadata.
+//! From the API's types to the model's. No other files know a field of a Kubernetes object beyond its metadata.
+
+mod service;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::{IpAddr, Ipv4Addr},
     num::NonZeroU16,
@@ -16,24 +18,26 @@ use k8s_openapi::{
 use crate::{
     desired::{Family, Protocol},
     model::{
-        ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Kind, Node, ObjectName, Placement,
-        Service, ServiceCidr, ServicePort, ServicePorts, TrafficPolicy, Update,
+        Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement,
+        ServiceCidr, Update,
     },
 };
 
 /// Label: another proxy serves this Service.
 pub(super) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
-/// Label: a headless Service, or a slice of one.
+/// Label of a slice: its Service is headless.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Taint of a Node, whatever its effect: the cluster autoscaler is about to remove the machine.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+/// Label of a Node: the zone that it is in.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// What a field says that it cannot say.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{path}: {reason}")]
-pub(super) struct FieldError {
+pub struct FieldError {
     path: String,
     reason: String,
 }
@@ -49,7 +53,7 @@ impl FieldError {
 
 /// What an object is to a service proxy.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Decoded<T> {
+pub enum Decoded<T> {
     /// One to serve, but for these parts of it.
     Object {
         /// The object.
@@ -62,7 +66,7 @@ pub(super) enum Decoded<T> {
 }
 
 /// A type of the model that is made from an object of the API.
-pub(super) trait Decode: Sized + Send + 'static {
+pub trait Decode: Sized + Send + 'static {
     /// The API's type.
     type Wire: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + serde::de::DeserializeOwned + Send + 'static;
 
@@ -80,96 +84,11 @@ pub(super) trait Decode: Sized + Send + 'static {
 }
 
 /// The name of an object. One without namespace is in `default`, as kubectl has it.
-pub(super) fn object_name(metadata: &ObjectMeta) -> ObjectName {
+pub fn object_name(metadata: &ObjectMeta) -> ObjectName {
     ObjectName::new(
         metadata.namespace.as_deref().unwrap_or("default"),
         metadata.name.as_deref().unwrap_or_default(),
     )
-}
-
-impl Decode for Service {
-    type Wire = core::Service;
-
-    const KIND: Kind = Kind::Service;
-
-    fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
-        let labels = wire.metadata.labels.as_ref();
-        if has_label(labels, SERVICE_PROXY_NAME) {
-            return Ok(Decoded::Ignored("another proxy serves it"));
-        }
-        if has_label(labels, HEADLESS) {
-            return Ok(Decoded::Ignored("labelled headless"));
-        }
-        let name = required_name(&wire.metadata)?;
-        let spec = wire.spec.ok_or_else(|| FieldError::new("spec", "missing"))?;
-        if spec.type_.as_deref() == Some("ExternalName") {
-            return Ok(Decoded::Ignored("type ExternalName"));
-        }
-        if spec.cluster_ip.as_deref() == Some("None") {
-            return Ok(Decoded::Ignored("headless"));
-        }
-
-        let ports = spec.ports.unwrap_or_default().into_iter().enumerate();
-        let ports = ports.map(|(index, port)| service_port(index, port));
-        let ports = ServicePorts::new(ports.collect::<Result<_, _>>()?)
-            .map_err(|error| FieldError::new(format!("spec.ports[{}]", error.index()), error))?;
-        let service = Self {
-            name,
-            cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips)?,
-            ports,
-            internal_traffic_policy: traffic_policy(
-                "spec.internalTrafficPolicy",
-                spec.internal_traffic_policy.as_deref(),
-            )?,
-            external_traffic_policy: traffic_policy(
-                "spec.externalTrafficPolicy",
-                spec.external_traffic_policy.as_deref(),
-            )?,
-        };
-        Ok(Decoded::Object {
-            object: service,
-            skipped: Vec::new(),
-        })
-    }
-
-    fn event(update: Update<Self>) -> Event {
-        Event::Services(update)
-    }
-}
-
-fn cluster_ips(one: Option<String>, all: Option<Vec<String>>) -> Result<ClusterIps, FieldError> {
-    let (path, addresses) = match all {
-        Some(all) if !all.is_empty() => ("spec.clusterIPs", all),
-        _ => ("spec.clusterIP", one.into_iter().filter(|ip| !ip.is_empty()).collect()),
-    };
-    let addresses = addresses.iter().map(|address| ip(path, address));
-    let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
-    ClusterIps::new(addresses).map_err(|error| FieldError::new(path, error))
-}
-
-fn service_port(index: usize, port: core::ServicePort) -> Result<ServicePort, FieldError> {
-    let path = |field: &str| format!("spec.ports[{index}].{field}");
-    let node_port = match port.node_port {
-        None | Some(0) => None,
-        Some(number) => Some(port_number(path("nodePort"), number)?),
-    };
-    Ok(ServicePort {
-        name: port.name.unwrap_or_default(),
-        protocol: protocol(path("protocol"), port.protocol.as_deref())?,
-        port: port_number(path("port"), port.port)?,
-        node_port,
-    })
-}
-
-fn traffic_policy(path: &str, policy: Option<&str>) -> Result<TrafficPolicy, FieldError> {
-    match policy {
-        None | Some("" | "Cluster") => Ok(TrafficPolicy::Cluster),
-        Some("Local") => Ok(TrafficPolicy::Local),
-        Some(other) => Err(FieldError::new(
-            path,
-            format_args!("{other:?} is neither Cluster nor Local"),
-        )),
-    }
 }
 
 impl Decode for EndpointSlice {
@@ -234,10 +153,18 @@ fn endpoint_port(index: usize, port: discovery::EndpointPort) -> Result<Endpoint
 fn endpoint(path: &str, wire: discovery::Endpoint, this_node: &str) -> Result<Endpoint, FieldError> {
     let address = wire.addresses.first().ok_or_else(|| FieldError::new(path, "missing"))?;
     let conditions = wire.conditions.unwrap_or_default();
+    let hints = wire.hints.unwrap_or_default();
+    let nodes = hints.for_nodes.unwrap_or_default();
+    let zones = hints.for_zones.unwrap_or_default();
     Ok(Endpoint {
         address: ip(path, address)?,
         conditions: Conditions::new(conditions.ready, conditions.serving, conditions.terminating),
         placement: Placement::of(wire.node_name.as_deref(), this_node),
+        hints: Hints::new(
+            nodes.iter().map(|node| node.name.as_str()),
+            zones.into_iter().map(|zone| zone.name).collect(),
+            this_node,
+        ),
     })
 }
 
@@ -248,13 +175,16 @@ impl Decode for Node {
 
     fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
         let addresses = wire.status.and_then(|status| status.addresses).unwrap_or_default();
-        let taints = wire.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let spec = wire.spec.unwrap_or_default();
+        let taints = spec.taints.as_deref().unwrap_or_default();
+        let mut skipped = Vec::new();
         let mut node = Self {
             is_leaving: wire.metadata.deletion_timestamp.is_some()
                 || taints.iter().any(|taint| taint.key == TO_BE_DELETED),
+            zone: wire.metadata.labels.and_then(|mut labels| labels.remove(ZONE)),
+            pod_cidrs: pod_cidrs(spec, &mut skipped),
             ..Self::default()
         };
-        let mut skipped = Vec::new();
         for (index, address) in addresses.into_iter().enumerate() {
             let addresses = match address.type_.as_str() {
                 "InternalIP" => &mut node.internal_ips,
@@ -277,6 +207,20 @@ impl Decode for Node {
             Update::Delete(_) => Event::Node(None),
         }
     }
+}
+
+fn pod_cidrs(spec: core::NodeSpec, skipped: &mut Vec<FieldError>) -> BTreeSet<IpNet> {
+    let (path, cidrs) = match spec.pod_cidrs {
+        Some(cidrs) if !cidrs.is_empty() => ("spec.podCIDRs", cidrs),
+        _ => (
+            "spec.podCIDR",
+            spec.pod_cidr.into_iter().filter(|cidr| !cidr.is_empty()).collect(),
+        ),
+    };
+    cidrs
+        .iter()
+        .filter_map(|cidr| keep(network(path, cidr), skipped))
+        .collect()
 }
 
 impl Decode for ServiceCidr {
@@ -351,10 +295,19 @@ fn ip(path: impl Into<String>, address: &str) -> Result<IpAddr, FieldError> {
         .ok_or_else(|| FieldError::new(path, format_args!("{address:?} is not an IP address")))
 }
 
-/// A network, of which only the bits of its prefix count.
-fn network(path: String, cidr: &str) -> Result<IpNet, FieldError> {
-    let network = cidr.parse().map(|network: IpNet| network.trunc());
-    network.map_err(|_| FieldError::new(path, format_args!("{cidr:?} is not a network")))
+/// A network as the API takes them: its address may have bits beyond the prefix.
+fn network(path: impl Into<String>, network: &str) -> Result<IpNet, FieldError> {
+    let parse = || {
+        let (address, prefix) = network.split_once('/')?;
+        let digits = (1..=3).contains(&prefix.len()) && prefix.bytes().all(|byte| byte.is_ascii_digit());
+        let prefix = digits.then(|| prefix.parse().ok()).flatten()?;
+        let address = address
+            .parse()
+            .ok()
+            .or_else(|| with_leading_zeros(address).map(IpAddr::V4))?;
+        Some(IpNet::new(address, prefix).ok()?.trunc())
+    };
+    parse().ok_or_else(|| FieldError::new(path, format_args!("{network:?} is not a CIDR")))
 }
 
 fn with_leading_zeros(address: &str) -> Option<Ipv4Addr> {
@@ -374,11 +327,11 @@ mod tests {
 
     use super::*;
 
-    fn decode<T: Decode>(object: Value) -> Result<Decoded<T>, FieldError> {
+    pub(super) fn decode<T: Decode>(object: Value) -> Result<Decoded<T>, FieldError> {
         T::decode(serde_json::from_value(object).unwrap(), "this-node")
     }
 
-    fn object<T: Decode>(object: Value) -> T {
+    pub(super) fn object<T: Decode>(object: Value) -> T {
         match decode(object).unwrap() {
             Decoded::Object { object, skipped } => {
                 assert_eq!(skipped, []);
@@ -386,10 +339,6 @@ mod tests {
             }
             Decoded::Ignored(reason) => panic!("ignored: {reason}"),
         }
-    }
-
-    fn service(spec: Value) -> Value {
-        json!({ "metadata": { "namespace": "shop", "name": "web" }, "spec": spec })
     }
 
     fn slice(ports: Value, endpoints: Value) -> Value {
@@ -403,104 +352,6 @@ mod tests {
             "ports": ports,
             "endpoints": endpoints,
         })
-    }
-
-    #[test]
-    fn a_service_as_the_api_server_writes_it() {
-        let service: Service = object(service(json!({
-            "type": "NodePort",
-            "clusterIP": "10.96.0.1",
-            "clusterIPs": ["10.96.0.1", "fd00:96::1"],
-            "internalTrafficPolicy": "Cluster",
-            "externalTrafficPolicy": "Local",
-            "ports": [{
-                "name": "http", "protocol": "TCP", "port": 80, "targetPort": 8080, "nodePort": 30080,
-            }],
-        })));
-        assert_eq!(service.name.to_string(), "shop/web");
-        let cluster_ips: Vec<_> = service.cluster_ips.iter().map(|ip| ip.to_string()).collect();
-        assert_eq!(cluster_ips, ["10.96.0.1", "fd00:96::1"]);
-        assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
-        assert_eq!(service.external_traffic_policy, TrafficPolicy::Local);
-        let [port] = &service.ports.iter().collect::<Vec<_>>()[..] else {
-            panic!("one port expected");
-        };
-        assert_eq!((port.name.as_str(), port.protocol), ("http", Protocol::Tcp));
-        assert_eq!(
-            (port.port.get(), port.node_port.map(NonZeroU16::get)),
-            (80, Some(30080))
-        );
-    }
-
-    #[test]
-    fn a_service_as_a_person_writes_it() {
-        let service: Service = object(json!({
-            "metadata": { "name": "web" },
-            "spec": { "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }] },
-        }));
-        assert_eq!(service.name.to_string(), "default/web");
-        assert_eq!(service.internal_traffic_policy, TrafficPolicy::Cluster);
-        assert_eq!(service.ports.iter().next().unwrap().protocol, Protocol::Tcp);
-    }
-
-    #[test]
-    fn services_that_no_proxy_or_another_proxy_serves_are_ignored() {
-        let ip = json!("10.96.0.1");
-        let labelled = |label: &str| {
-            let mut object = service(json!({ "clusterIP": ip, "ports": [] }));
-            object["metadata"]["labels"] = json!({ label: "x" });
-            object
-        };
-        let external_name = json!({ "type": "ExternalName", "externalName": "example.org" });
-        for ignored in [
-            service(json!({ "clusterIP": "None", "ports": [{ "port": 80 }] })),
-            service(external_name),
-            labelled("service.kubernetes.io/service-proxy-name"),
-            labelled("service.kubernetes.io/headless"),
-        ] {
-            assert!(matches!(decode::<Service>(ignored), Ok(Decoded::Ignored(_))));
-        }
-    }
-
-    #[test]
-    fn a_service_that_says_nonsense_is_an_error_with_the_path_of_the_field() {
-        let table = [
-            (json!({ "ports": [] }), "spec.clusterIP: no ClusterIP"),
-            (
-                json!({ "clusterIP": "web" }),
-                "spec.clusterIP: \"web\" is not an IP address",
-            ),
-            (
-                json!({ "clusterIPs": ["10.96.0.1", "10.96.0.2"] }),
-                "spec.clusterIPs: 10.96.0.2 is a second IPv4 ClusterIP",
-            ),
-            (
-                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }, { "port": 0 }] }),
-                "spec.ports[1].port: 0 is not a port (1-65535)",
-            ),
-            (
-                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 1, "nodePort": 65536 }] }),
-                "spec.ports[0].nodePort: 65536 is not a port (1-65535)",
-            ),
-            (
-                json!({ "clusterIP": "10.96.0.1", "ports": [{ "port": 1, "protocol": "ICMP" }] }),
-                "spec.ports[0].protocol: \"ICMP\" is none of TCP, UDP, SCTP",
-            ),
-            (
-                json!({ "clusterIP": "10.96.0.1", "internalTrafficPolicy": "local" }),
-                "spec.internalTrafficPolicy: \"local\" is neither Cluster nor Local",
-            ),
-            (
-                json!({ "clusterIP": "10.96.0.1", "ports": [
-                    { "name": "a", "port": 80 }, { "name": "b", "port": 80 },
-                ] }),
-                "spec.ports[1]: 80/TCP is there already",
-            ),
-        ];
-        for (spec, expected) in table {
-            let error = decode::<Service>(service(spec)).unwrap_err();
-            assert_eq!(error.to_string(), expected);
-        }
     }
 
     #[test]
@@ -530,6 +381,26 @@ mod tests {
         ];
         assert_eq!(endpoints, expected);
         assert!(slice.endpoints().iter().all(|endpoint| endpoint.conditions.is_ready()));
+    }
+
+    #[test]
+    fn an_endpoint_is_meant_for_the_nodes_and_zones_of_its_hints() {
+        let hints = |hints: Value| {
+            let endpoint = json!({ "addresses": ["10.0.0.1"], "hints": hints });
+            let slice: EndpointSlice = object(slice(json!([{ "port": 8080 }]), json!([endpoint])));
+            slice.endpoints()[0].hints.clone()
+        };
+        let zones = |zones: &[&str]| zones.iter().map(|&zone| zone.to_owned()).collect();
+        assert_eq!(hints(Value::Null), Hints::default());
+        assert_eq!(hints(json!({ "forNodes": [], "forZones": [] })), Hints::default());
+        assert_eq!(
+            hints(json!({ "forNodes": [{ "name": "other" }, { "name": "this-node" }] })),
+            Hints::new(["this-node"], zones(&[]), "this-node")
+        );
+        assert_eq!(
+            hints(json!({ "forNodes": [{ "name": "other" }], "forZones": [{ "name": "a" }, { "name": "b" }] })),
+            Hints::new(["other"], zones(&["a", "b"]), "this-node")
+        );
     }
 
     #[test]
@@ -610,6 +481,25 @@ mod tests {
     }
 
     #[test]
+    fn a_node_has_the_zone_of_its_label_and_the_networks_of_its_pods() {
+        let node = |labels: Value, spec: Value| -> Node {
+            object(json!({ "metadata": { "name": "this-node", "labels": labels }, "spec": spec }))
+        };
+        let networks = |node: &Node| node.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>();
+
+        let full = node(
+            json!({ "topology.kubernetes.io/zone": "a", "topology.kubernetes.io/region": "r" }),
+            json!({ "podCIDR": "10.0.0.0/24", "podCIDRs": ["10.0.0.0/24", "fd00::/64"] }),
+        );
+        assert_eq!(full.zone.as_deref(), Some("a"));
+        assert_eq!(networks(&full), ["10.0.0.0/24", "fd00::/64"]);
+
+        let bare = node(json!({}), json!({ "podCIDR": "10.0.0.0/24" }));
+        assert_eq!(bare.zone, None);
+        assert_eq!(networks(&bare), ["10.0.0.0/24"]);
+    }
+
+    #[test]
     fn a_node_that_cannot_be_read_is_told_from_one_that_is_not_there() {
         let list = |objects: Vec<Node>, unreadable: &[&str]| {
             let unreadable = unreadable
@@ -641,8 +531,8 @@ mod tests {
         assert_eq!(object.cidrs, ["10.96.0.0/16".parse().unwrap()]);
         let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
         let expected = [
-            "spec.cidrs[1]: \"10.96.0.0\" is not a network",
-            "spec.cidrs[2]: \"10.96.0.0/33\" is not a network",
+            "spec.cidrs[1]: \"10.96.0.0\" is not a CIDR",
+            "spec.cidrs[2]: \"10.96.0.0/33\" is not a CIDR",
         ];
         assert_eq!(skipped, expected);
     }

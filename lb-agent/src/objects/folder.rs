@@ -80,6 +80,7 @@ mod tests {
                 Event::ServiceCidrs(_) => "a ServiceCIDR".into(),
                 Event::Node(node) => format!("node: {}", node.is_some()),
                 Event::UnreadableNode => "node: unreadable".into(),
+                Event::NodeAddresses(_) => "no object".into(),
             })
             .collect()
     }

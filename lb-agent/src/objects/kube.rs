@@ -22,7 +22,7 @@ use crate::model::{EndpointSlice, Node, Service, ServiceCidr};
 /// leave themselves to the default proxy, slices that are not of a headless Service, the node's own
 /// object, and the networks of ClusterIPs.
 pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
-    let services = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
+    let services = format!("!{SERVICE_PROXY_NAME}");
     let slices = format!("!{HEADLESS}");
     let node = format!("metadata.name={this_node}");
 

@@ -1,6 +1,6 @@
 //! What a link is to us: a function of what the kernel says about it.
 
-use super::Role;
+use super::{PodLinks, Role};
 
 /// What the kernel says about a link, as far as it matters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -55,6 +55,26 @@ pub fn classify(facts: &Facts, leads_out: bool) -> Option<Role> {
         None => (facts.is_ethernet || facts.is_ip_only).then_some(Role::Uplink),
         Some("bond" | "team" | "vlan" | "macsec") => Some(Role::Uplink),
         Some(_) => None,
+    }
+}
+
+/// The role of a link that [`classify`] gives a role, or none, where pods' links are known by something
+/// else than their kind. `master`: the name of what the link is a port of.
+pub(super) fn tell_pods(pods: &PodLinks, facts: &Facts, master: Option<&str>, by_kind: Option<Role>) -> Option<Role> {
+    let is_pod = match pods {
+        PodLinks::ByKind => return by_kind,
+        // A card, or a tunnel, in the bridge of the pods brings in clients from elsewhere.
+        PodLinks::PortsOf(bridge) => {
+            let may_be_pod = by_kind == Some(Role::Pod) || facts.kind.as_deref() == Some("tun") && by_kind.is_none();
+            master == Some(bridge) && may_be_pod
+        }
+        PodLinks::Named { prefix } => !facts.is_loopback && facts.name.starts_with(prefix),
+    };
+    match by_kind {
+        _ if is_pod => Some(Role::Pod),
+        // Whatever is behind it, it is not known as a pod.
+        Some(Role::Pod) => Some(Role::Uplink),
+        other => other,
     }
 }
 
@@ -211,6 +231,64 @@ mod tests {
             assert_eq!(classify(&elsewhere(link(kind)), false), Some(Role::Pod), "{kind}");
             let port = elsewhere(port_of("bridge", kind));
             assert_eq!(classify(&port, false), Some(Role::Pod), "{kind} in a bridge");
+        }
+    }
+
+    #[test]
+    fn where_pods_are_the_ports_of_a_bridge_others_come_from_afar() {
+        let pods = PodLinks::PortsOf("cbr0".to_owned());
+        let tap = link("tun");
+        let table = [
+            (
+                "pod in the bridge",
+                elsewhere(port_of("bridge", "veth")),
+                Some("cbr0"),
+                Some(Role::Pod),
+            ),
+            ("VM in the bridge", tap.clone(), Some("cbr0"), Some(Role::Pod)),
+            ("VM by itself", tap, None, None),
+            (
+                "pod in another bridge",
+                elsewhere(port_of("bridge", "veth")),
+                Some("br0"),
+                Some(Role::Uplink),
+            ),
+            ("pod in no bridge", elsewhere(link("netkit")), None, Some(Role::Uplink)),
+            ("card in the bridge", port_of("bridge", ""), Some("cbr0"), None),
+            (
+                "tunnel in the bridge",
+                port_of("bridge", "vxlan"),
+                Some("cbr0"),
+                Some(Role::Tunnel),
+            ),
+            ("card", link(""), None, Some(Role::Uplink)),
+        ];
+        for (name, facts, master, expected) in table {
+            let by_kind = classify(&facts, false);
+            assert_eq!(tell_pods(&pods, &facts, master, by_kind), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn where_pods_are_links_of_a_name_the_kind_does_not_matter() {
+        let pods = PodLinks::Named {
+            prefix: "cali".to_owned(),
+        };
+        let named = |name: &str, facts: Facts| Facts {
+            name: name.to_owned(),
+            ..facts
+        };
+        let table = [
+            (named("cali12", elsewhere(link("veth"))), Some(Role::Pod)),
+            (named("cali", link("tun")), Some(Role::Pod)),
+            (named("veth12", elsewhere(link("veth"))), Some(Role::Uplink)),
+            (named("mycali", link("tun")), None),
+            (named("eth0", link("")), Some(Role::Uplink)),
+            (named("vxlan.calico", link("vxlan")), Some(Role::Tunnel)),
+        ];
+        for (facts, expected) in table {
+            let by_kind = classify(&facts, false);
+            assert_eq!(tell_pods(&pods, &facts, None, by_kind), expected, "{}", facts.name);
         }
     }
 }

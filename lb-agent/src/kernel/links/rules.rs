@@ -4,10 +4,26 @@ use regex::Regex;
 
 use super::Role;
 
+/// Which links are those of pods, where no rule of the user's names the link.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum PodLinks {
+    /// Those of a kind that pods have.
+    #[default]
+    ByKind,
+    /// Those of a kind that pods have, or a VM, that are ports of the bridge of this name.
+    PortsOf(String),
+    /// Those whose names begin so, whatever they are.
+    Named {
+        /// The beginning.
+        prefix: String,
+    },
+}
+
 /// Rules of the form `REGEX=ROLE`; the first whose expression matches the whole name decides.
 #[derive(Clone, Debug, Default)]
 pub struct LinkRules {
     rules: Vec<(Regex, Option<Role>)>,
+    pods: PodLinks,
 }
 
 /// Why a rule is none.
@@ -40,7 +56,20 @@ impl LinkRules {
         let rules = rules.iter().map(|rule| parse(rule.as_ref()));
         Ok(Self {
             rules: rules.collect::<Result<_, _>>()?,
+            pods: PodLinks::ByKind,
         })
+    }
+
+    /// These, and what is known of pods' links besides.
+    #[must_use]
+    pub fn with_pods(self, pods: PodLinks) -> Self {
+        Self { pods, ..self }
+    }
+
+    /// Which of the links that no rule names are those of pods.
+    #[must_use]
+    pub const fn pods(&self) -> &PodLinks {
+        &self.pods
     }
 
     /// What the rules say about a name: nothing, or a role, which may be none.

@@ -5,7 +5,10 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Facts, Link, LinkEvent, LinkRules, classify};
+use super::{
+    Facts, Link, LinkEvent, LinkRules, Role,
+    classify::{classify, tell_pods},
+};
 
 /// The links.
 #[derive(Debug, Default)]
@@ -176,11 +179,18 @@ impl LinkTable {
         !self.knows_node
             && !self.default_routes.contains(&facts.index)
             && self.rules.role(&facts.name).is_none()
-            && classify(facts, true) != classify(facts, false)
+            && self.unnamed_role(facts, true) != self.unnamed_role(facts, false)
             && self
                 .addresses
                 .get(&facts.index)
                 .is_some_and(|own| own.iter().any(may_be_the_nodes))
+    }
+
+    /// The role of a link that no rule names.
+    fn unnamed_role(&self, facts: &Facts, leads_out: bool) -> Option<Role> {
+        let master = facts.master.and_then(|index| self.links.get(&index));
+        let master = master.map(|master| master.name.as_str());
+        tell_pods(self.rules.pods(), facts, master, classify(facts, leads_out))
     }
 
     /// The part that a link takes.
@@ -196,7 +206,7 @@ impl LinkTable {
                 .is_some_and(|own| !own.is_disjoint(&self.node_addresses));
         let role = match self.rules.role(&facts.name) {
             Some(role) => role,
-            None => classify(facts, leads_out),
+            None => self.unnamed_role(facts, leads_out),
         };
         role.map(|role| Link {
             index: facts.index,
@@ -218,7 +228,7 @@ fn may_be_the_nodes(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::links::Role;
+    use crate::kernel::links::PodLinks;
 
     fn veth(index: u32, peer: u32, elsewhere: bool) -> Facts {
         Facts {
@@ -362,5 +372,37 @@ mod tests {
         let mut table = LinkTable::new(rules, None);
         assert_eq!(table.set_link(veth(5, 2, true)), Some(LinkEvent::Gone { index: 5 }));
         assert_eq!(table.set_link(veth(6, 2, true)), Some(is(6, Role::Tunnel)));
+    }
+
+    #[test]
+    fn a_port_of_the_pods_bridge_is_a_pods_link_and_leaves_it_with_the_bridge() {
+        let pods = PodLinks::PortsOf("cbr0".to_owned());
+        let mut table = LinkTable::new(LinkRules::default().with_pods(pods), Some(BTreeSet::new()));
+        let bridge = Facts {
+            index: 3,
+            name: "cbr0".to_owned(),
+            kind: Some("bridge".to_owned()),
+            is_ethernet: true,
+            ..Facts::default()
+        };
+        let port = Facts {
+            master: Some(3),
+            master_kind: Some("bridge".to_owned()),
+            ..veth(5, 2, true)
+        };
+        table.set_link(bridge);
+        assert_eq!(table.set_link(port), Some(is(5, Role::Pod)));
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Uplink)));
+    }
+
+    #[test]
+    fn a_rule_comes_before_the_names_of_pods_links() {
+        let rules = LinkRules::parse(&["veth5=tunnel"]).unwrap();
+        let rules = rules.with_pods(PodLinks::Named {
+            prefix: "veth".to_owned(),
+        });
+        let mut table = LinkTable::new(rules, Some(BTreeSet::new()));
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Tunnel)));
+        assert_eq!(table.set_link(veth(6, 7, false)), Some(is(6, Role::Pod)));
     }
 }

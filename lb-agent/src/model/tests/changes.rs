@@ -132,7 +132,6 @@ fn a_complete_list_of_each_kind_is_awaited_even_an_empty_one() {
 fn node_ports_are_served_on_the_nodes_primary_addresses_as_they_come_and_go() {
     let node = |address: &str| Node {
         internal_ips: vec![ip(address), ip("192.168.0.9")],
-        external_ips: Vec::new(),
         ..Node::default()
     };
     let mut cluster = Cluster::default();

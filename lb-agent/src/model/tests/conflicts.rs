@@ -104,9 +104,9 @@ fn two_services_may_swap_their_node_ports_in_one_change_in_any_order() {
             held(&cluster),
             [
                 "a 10.96.0.1:80/TCP",
-                "a *:30002/TCP",
+                "a 0.0.0.0:30002/TCP",
                 "b 10.96.0.2:80/TCP",
-                "b *:30001/TCP"
+                "b 0.0.0.0:30001/TCP"
             ]
         );
         assert!(conflicts(&cluster).is_empty());
@@ -140,7 +140,7 @@ fn only_the_contested_frontend_is_withheld() {
     cluster.take_change();
     assert_eq!(
         held(&cluster),
-        ["a 10.96.0.1:80/TCP", "a *:30080/TCP", "b 10.96.0.2:80/TCP"]
+        ["a 10.96.0.1:80/TCP", "a 0.0.0.0:30080/TCP", "b 10.96.0.2:80/TCP"]
     );
 }
 

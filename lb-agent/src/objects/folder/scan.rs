@@ -242,7 +242,11 @@ mod tests {
             }
             Event::Services(Update::Apply(service)) => Some(format!("+ {} {}", service.name, port(&service))),
             Event::Services(Update::Delete(name)) => Some(format!("- {name}")),
-            Event::EndpointSlices(_) | Event::ServiceCidrs(_) | Event::Node(_) | Event::UnreadableNode => None,
+            Event::EndpointSlices(_)
+            | Event::ServiceCidrs(_)
+            | Event::Node(_)
+            | Event::UnreadableNode
+            | Event::NodeAddresses(_) => None,
         }
     }
 
