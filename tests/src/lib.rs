@@ -45,6 +45,7 @@ pub mod cgroup;
 pub mod client;
 pub mod controlplane;
 pub mod ethtool;
+pub mod http;
 pub mod interrupt;
 pub mod manifests;
 pub mod matrix;
