@@ -214,7 +214,7 @@ fn compare(mode: Mode, settings: &Settings, probes: &[Probe], ours: &Ours, keep:
     step.done();
 
     let step = Step::of(format!("{} probes of both", probes.len()), probes.len());
-    let played = play::play(probes, &twin, &ours.twin, &step)?;
+    let played = play::play(probes, mode, &twin, &ours.twin, &step)?;
     step.done();
     let judged = played
         .into_iter()

@@ -60,6 +60,11 @@ impl Observed {
         }
     }
 
+    /// Whether a server answered.
+    pub(crate) fn is_answer(&self) -> bool {
+        matches!(self, Self::Answered { .. })
+    }
+
     /// The backend that answered, if one did.
     pub(crate) fn backend(&self) -> Option<Backend> {
         match self {
@@ -106,11 +111,6 @@ impl Outcome {
             other => other.clone(),
         });
         Self(chosen.collect())
-    }
-
-    /// Whether everything that it has, the other one has too.
-    pub(crate) fn is_within(&self, other: &Self) -> bool {
-        self.0.is_subset(&other.0)
     }
 
     /// Whether it is this and nothing else.

@@ -12,19 +12,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow};
 use lb_tests::client::{Failure, Protocol};
+use lb_tests::controlplane::Mode;
 use lb_tests::interrupt;
 
+use super::differences::Difference;
 use super::outcome::{Observed, Outcome};
 use super::probe::Probe;
 use super::twin::Twin;
 use crate::progress::Step;
 
 /// How many probes are played at once. Most wait, for a packet or for one that does not come.
-const AT_ONCE: usize = 40;
+const AT_ONCE: usize = 96;
 /// How long a connection may take before it is tried again.
 const PATIENCE: Duration = Duration::from_millis(400);
 /// How long the second attempt may take: TCP sends its first segment again after a second.
-const MORE_PATIENCE: Duration = Duration::from_millis(1500);
+const MORE_PATIENCE: Duration = Duration::from_millis(1200);
 /// Connections on each side at first, if there is a choice of endpoints.
 const DRAWS: u32 = 8;
 /// The same if there is none.
@@ -32,7 +34,7 @@ const DRAWS_WITHOUT_CHOICE: u32 = 2;
 /// Connections on each side at most.
 const MOST_DRAWS: u32 = 60;
 /// Waiting for nothing that often is enough.
-const MOST_SILENCE: u32 = 3;
+const MOST_SILENCE: u32 = 2;
 
 /// One side's answers to a probe.
 #[derive(Clone, Default, Debug)]
@@ -55,7 +57,7 @@ pub(crate) struct Played {
 }
 
 /// Plays all of them, and returns them in their order.
-pub(crate) fn play(probes: &[Probe], theirs: &Twin, ours: &Twin, step: &Step) -> Result<Vec<Played>> {
+pub(crate) fn play(probes: &[Probe], mode: Mode, theirs: &Twin, ours: &Twin, step: &Step) -> Result<Vec<Played>> {
     let groups = groups(probes);
     let next = AtomicUsize::new(0);
     let played = Mutex::new(Vec::with_capacity(probes.len()));
@@ -65,7 +67,7 @@ pub(crate) fn play(probes: &[Probe], theirs: &Twin, ours: &Twin, step: &Step) ->
                 scope.spawn(|| -> Result<()> {
                     while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
                         for at in group {
-                            let one = play_one(&probes[*at], theirs, ours)?;
+                            let one = play_one(&probes[*at], mode, theirs, ours)?;
                             played.lock().map_err(|_| anyhow!("a probe panicked"))?.push((*at, one));
                             step.advance();
                         }
@@ -104,7 +106,7 @@ fn groups(probes: &[Probe]) -> Vec<Vec<usize>> {
     all
 }
 
-fn play_one(probe: &Probe, theirs: &Twin, ours: &Twin) -> Result<Played> {
+fn play_one(probe: &Probe, mode: Mode, theirs: &Twin, ours: &Twin) -> Result<Played> {
     let mut sides = [Side::default(), Side::default()];
     let twins = [theirs, ours];
     let draws = if probe.service.endpoints.len() > 1 || probe.to.len() > 1 {
@@ -119,10 +121,15 @@ fn play_one(probe: &Probe, theirs: &Twin, ours: &Twin) -> Result<Played> {
     }
     loop {
         let seen = sides.each_ref().map(|side| side.outcome.canonical(probe));
+        if seen[0] == seen[1] || Difference::explaining(probe, mode, &seen[0], &seen[1]).is_some() {
+            break;
+        }
         let mut asked = false;
         for which in [0, 1] {
-            let lacks = !seen[1 - which].is_within(&seen[which]);
-            if lacks && sides[which].may_go_on() {
+            let lacking = seen[1 - which].0.difference(&seen[which].0);
+            // Chance hides a backend, and nothing else.
+            let most = lacking.map(|observed| if observed.is_answer() { MOST_DRAWS } else { DRAWS });
+            if sides[which].may_go_on(most.max().unwrap_or(0)) {
                 sides[which].draw(probe, twins[which])?;
                 asked = true;
             }
@@ -140,8 +147,8 @@ fn play_one(probe: &Probe, theirs: &Twin, ours: &Twin) -> Result<Played> {
 }
 
 impl Side {
-    fn may_go_on(&self) -> bool {
-        self.draws < MOST_DRAWS && self.silent < MOST_SILENCE
+    fn may_go_on(&self, most: u32) -> bool {
+        self.draws < most && self.silent < MOST_SILENCE
     }
 
     /// One connection more.
@@ -151,7 +158,7 @@ impl Side {
         let to = *probe.to.get(turn % probe.to.len()).context("a probe dials something")?;
         let client = twin.client(probe.source)?;
         // A socket that is not connected goes another way through the kernel, and hears of no refusal.
-        let answered = self.outcome.0.iter().any(|observed| observed.backend().is_some());
+        let answered = self.outcome.0.iter().any(|observed| observed.is_answer());
         let unconnected = probe.protocol == Protocol::Udp && answered && turn % 2 == 1;
         let ask = |patience| {
             let client = client.with_timeout(patience);
