@@ -2,7 +2,7 @@
 
 use lb_tests::controlplane::Mode;
 
-use super::actors::Backend;
+use super::actors::{Backend, Source};
 use super::outcome::{Observed, Outcome, Saw};
 use super::probe::{Frontend, Probe};
 
@@ -12,6 +12,8 @@ pub(crate) enum Difference {
     /// A backend sees the client where kube-proxy shows it the node, and the answer comes back by this node anyway:
     /// the backend is on this node, or a pod of this node is the client.
     ClientAddressKept,
+    /// A process of the node hears at once that it may not connect where kube-proxy would have its packets dropped.
+    HostDeniedAtOnce,
     /// iptables mode lets packets to a port that a Service does not have pass on from its cluster address; here and in
     /// nftables mode they are refused.
     UndefinedPortRefused,
@@ -25,8 +27,9 @@ pub(crate) enum Difference {
 
 impl Difference {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 5] = [
         Self::ClientAddressKept,
+        Self::HostDeniedAtOnce,
         Self::UndefinedPortRefused,
         Self::HostRefused,
         Self::RangesBeforeEndpoints,
@@ -36,6 +39,7 @@ impl Difference {
     pub(crate) fn id(self) -> &'static str {
         match self {
             Self::ClientAddressKept => "client-address-kept",
+            Self::HostDeniedAtOnce => "host-denied-at-once",
             Self::UndefinedPortRefused => "undefined-port-refused",
             Self::HostRefused => "host-refused",
             Self::RangesBeforeEndpoints => "ranges-before-endpoints",
@@ -56,6 +60,9 @@ impl Difference {
         });
         match self {
             Self::ClientAddressKept => client_is_kept(probe, theirs, ours),
+            Self::HostDeniedAtOnce => {
+                probe.source == Source::Host && theirs.is_only(&Observed::Silent) && ours.is_only(&Observed::Denied)
+            }
             Self::UndefinedPortRefused => {
                 mode == Mode::Iptables
                     && (probe.frontend == Frontend::ClusterIpUndefinedPort
@@ -65,7 +72,7 @@ impl Difference {
             }
             Self::HostRefused => {
                 mode == Mode::Iptables
-                    && probe.source == super::actors::Source::Host
+                    && probe.source == Source::Host
                     && matches!(probe.frontend, Frontend::External | Frontend::LoadBalancer)
                     && (!has_endpoints || probe.service.ports[probe.port].target.is_none())
                     && silent_becomes_refused()
@@ -108,7 +115,7 @@ fn keeps_client(probe: &Probe, backend: Option<Backend>) -> bool {
                 .iter()
                 .all(|endpoint| endpoint.backend.is_here());
     };
-    probe.source != super::actors::Source::Host
+    probe.source != Source::Host
         && probe.source.itself() != Some(backend)
         && (probe.source.is_pod_here() || backend.is_here())
 }
@@ -121,7 +128,6 @@ mod tests {
     use lb_tests::stage::Family;
 
     use super::*;
-    use crate::parity::actors::Source;
     use crate::parity::service::{Endpoint, Service};
 
     #[test]

@@ -35,6 +35,8 @@ pub(crate) enum Observed {
     Refused,
     /// Nothing came, twice.
     Silent,
+    /// The client's own machine does not let it connect there.
+    Denied,
     /// A connection that failed in another way.
     Failed(String),
 }
@@ -56,6 +58,7 @@ impl Observed {
             }
             Err(Failure::Refused) => Self::Refused,
             Err(Failure::Timeout) => Self::Silent,
+            Err(Failure::Denied) => Self::Denied,
             Err(failure) => Self::Failed(failure.to_string()),
         }
     }
@@ -84,6 +87,7 @@ impl fmt::Display for Observed {
             },
             Self::Refused => f.write_str("refused"),
             Self::Silent => f.write_str("no answer"),
+            Self::Denied => f.write_str("denied"),
             Self::Failed(what) => f.write_str(what),
         }
     }
@@ -111,6 +115,16 @@ impl Outcome {
             other => other.clone(),
         });
         Self(chosen.collect())
+    }
+
+    /// What either has.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        Self(self.0.union(&other.0).cloned().collect())
+    }
+
+    /// What it has and the other has not.
+    pub(crate) fn without(&self, other: &Self) -> Self {
+        Self(self.0.difference(&other.0).cloned().collect())
     }
 
     /// Whether it is this and nothing else.

@@ -16,8 +16,10 @@ use lb_tests::controlplane::Mode;
 use lb_tests::interrupt;
 
 use super::differences::Difference;
+use super::expect::expected;
 use super::outcome::{Observed, Outcome};
 use super::probe::Probe;
+use super::settings::Settings;
 use super::twin::Twin;
 use crate::progress::Step;
 
@@ -52,12 +54,25 @@ pub(crate) struct Side {
 #[derive(Clone, Debug)]
 pub(crate) struct Played {
     pub(crate) probe: Probe,
+    /// What kube-proxy's source says.
+    pub(crate) expected: Outcome,
     pub(crate) theirs: Side,
     pub(crate) ours: Side,
 }
 
-/// Plays all of them, and returns them in their order.
-pub(crate) fn play(probes: &[Probe], mode: Mode, theirs: &Twin, ours: &Twin, step: &Step) -> Result<Vec<Played>> {
+/// Who is compared.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sides<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) settings: &'a Settings,
+    /// The network with kube-proxy.
+    pub(crate) theirs: &'a Twin,
+    /// The network with lb-agent.
+    pub(crate) ours: &'a Twin,
+}
+
+/// Plays all probes, and returns them in their order.
+pub(crate) fn play(probes: &[Probe], sides: Sides<'_>, step: &Step) -> Result<Vec<Played>> {
     let groups = groups(probes);
     let next = AtomicUsize::new(0);
     let played = Mutex::new(Vec::with_capacity(probes.len()));
@@ -67,7 +82,7 @@ pub(crate) fn play(probes: &[Probe], mode: Mode, theirs: &Twin, ours: &Twin, ste
                 scope.spawn(|| -> Result<()> {
                     while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
                         for at in group {
-                            let one = play_one(&probes[*at], mode, theirs, ours)?;
+                            let one = play_one(&probes[*at], sides)?;
                             played.lock().map_err(|_| anyhow!("a probe panicked"))?.push((*at, one));
                             step.advance();
                         }
@@ -106,9 +121,10 @@ fn groups(probes: &[Probe]) -> Vec<Vec<usize>> {
     all
 }
 
-fn play_one(probe: &Probe, mode: Mode, theirs: &Twin, ours: &Twin) -> Result<Played> {
+fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
     let mut sides = [Side::default(), Side::default()];
-    let twins = [theirs, ours];
+    let twins = [with.theirs, with.ours];
+    let expected = expected(probe, with.mode, with.settings, with.theirs);
     let draws = if probe.service.endpoints.len() > 1 || probe.to.len() > 1 {
         DRAWS
     } else {
@@ -120,16 +136,28 @@ fn play_one(probe: &Probe, mode: Mode, theirs: &Twin, ours: &Twin) -> Result<Pla
         }
     }
     loop {
-        let seen = sides.each_ref().map(|side| side.outcome.canonical(probe));
-        if seen[0] == seen[1] || Difference::explaining(probe, mode, &seen[0], &seen[1]).is_some() {
+        let [theirs, ours] = sides.each_ref().map(|side| side.outcome.canonical(probe));
+        let is_clear = theirs == ours || Difference::explaining(probe, with.mode, &theirs, &ours).is_some();
+        // kube-proxy's side is to show all that can come of it, lest both have missed the same.
+        let is_complete = probe.service.affinity || theirs == expected;
+        if is_clear && is_complete {
             break;
         }
+        let wanted = if probe.service.affinity {
+            ours.clone()
+        } else {
+            ours.and(&expected)
+        };
+        let lacking = [wanted.without(&theirs), theirs.without(&ours)];
         let mut asked = false;
-        for which in [0, 1] {
-            let lacking = seen[1 - which].0.difference(&seen[which].0);
+        for (which, lacking) in lacking.iter().enumerate() {
             // Chance hides a backend, and nothing else.
-            let most = lacking.map(|observed| if observed.is_answer() { MOST_DRAWS } else { DRAWS });
-            if sides[which].may_go_on(most.max().unwrap_or(0)) {
+            let most = match lacking.0.iter().any(Observed::is_answer) {
+                _ if lacking.0.is_empty() => 0,
+                true => MOST_DRAWS,
+                false => DRAWS,
+            };
+            if sides[which].may_go_on(most) {
                 sides[which].draw(probe, twins[which])?;
                 asked = true;
             }
@@ -141,6 +169,7 @@ fn play_one(probe: &Probe, mode: Mode, theirs: &Twin, ours: &Twin) -> Result<Pla
     let [theirs, ours] = sides;
     Ok(Played {
         probe: probe.clone(),
+        expected,
         theirs,
         ours,
     })

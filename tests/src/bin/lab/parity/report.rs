@@ -34,7 +34,7 @@ pub(crate) struct Judged {
 
 impl Judged {
     /// Judges it.
-    pub(crate) fn new(mode: Mode, played: Played, expected: &Outcome) -> Self {
+    pub(crate) fn new(mode: Mode, played: Played) -> Self {
         let [theirs, ours] = [&played.theirs, &played.ours].map(|side| side.outcome.canonical(&played.probe));
         let verdict = if theirs == ours {
             Verdict::Agrees
@@ -44,7 +44,7 @@ impl Judged {
         };
         Self {
             mode,
-            expected: expected_with_affinity(&played, expected),
+            expected: expected_with_affinity(&played),
             played,
             theirs,
             ours,
@@ -59,7 +59,8 @@ impl Judged {
 }
 
 /// With affinity, any one of the expected backends will do.
-fn expected_with_affinity(played: &Played, expected: &Outcome) -> Outcome {
+fn expected_with_affinity(played: &Played) -> Outcome {
+    let expected = &played.expected;
     let chosen = played.theirs.outcome.0.iter().find_map(|observed| observed.backend());
     if !played.probe.service.affinity {
         return expected.clone();

@@ -64,14 +64,17 @@ impl Twin {
 
         let mut servers = Vec::new();
         for backend in Backend::ALL {
-            let netns = match backend {
-                Backend::NodeHere => here.netns(),
-                Backend::NodeThere => there.netns(),
-                pod => pods.get(&Pods::Backend(pod)).context("a pod is missing")?.netns(),
+            let (netns, addresses) = match backend {
+                Backend::NodeHere => (here.netns(), here.addresses()),
+                Backend::NodeThere => (there.netns(), there.addresses()),
+                pod => {
+                    let pod = pods.get(&Pods::Backend(pod)).context("a pod is missing")?;
+                    (pod.netns(), pod.addresses())
+                }
             };
-            servers.push(Server::start(netns, backend.name(), TARGET)?);
+            servers.push(Server::start_at(netns, backend.name(), addresses, TARGET)?);
             let second = format!("{}/second", backend.name());
-            servers.push(Server::start(netns, second, SECOND_TARGET)?);
+            servers.push(Server::start_at(netns, second, addresses, SECOND_TARGET)?);
         }
         let mut clients = BTreeMap::from([
             (Source::Host, here.client()?),
