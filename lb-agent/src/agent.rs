@@ -81,7 +81,7 @@ pub struct Agent<P> {
     /// Where they are served.
     external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
-    failed_node_addresses: Retries<()>,
+    failed_addresses: Retries<()>,
     failed_links: Retries<u32>,
     /// The links of `failed_links`, by index.
     links: BTreeMap<u32, Link>,
@@ -102,7 +102,7 @@ impl<P: Plane> Agent<P> {
             has_all_links: false,
             conflicts: BTreeSet::new(),
             failed_services: Retries::default(),
-            failed_node_addresses: Retries::default(),
+            failed_addresses: Retries::default(),
             failed_links: Retries::default(),
             links: BTreeMap::new(),
             waiting_links: BTreeMap::new(),
@@ -259,8 +259,8 @@ impl<P: Plane> Agent<P> {
         for name in change.services.keys().filter(|name| !failed.contains(name)) {
             self.failed_services.forget(name);
         }
-        if change.node_port_addresses.is_some() && outcome.node_addresses.is_none() {
-            self.failed_node_addresses.forget(&());
+        if outcome.addresses.is_none() {
+            self.failed_addresses.forget(&());
         }
         self.note_failures(outcome);
         self.tell_programmed();
@@ -270,7 +270,7 @@ impl<P: Plane> Agent<P> {
     fn tell_programmed(&self) {
         for family in [Family::V4, Family::V6] {
             let waits = self.failed_services.keys().any(|name| name.family == family);
-            if !waits && self.failed_node_addresses.next().is_none() {
+            if !waits && self.failed_addresses.next().is_none() {
                 self.outputs.health.is_programmed(family);
             }
         }
@@ -296,9 +296,9 @@ impl<P: Plane> Agent<P> {
         if count > NAMED_FAILURES {
             tracing::warn!("{} more keep their former state", count - NAMED_FAILURES);
         }
-        if let Some(error) = outcome.node_addresses {
-            tracing::warn!("the addresses for NodePorts stay as they were: {error}");
-            self.failed_node_addresses.failed((), now);
+        if let Some(error) = outcome.addresses {
+            tracing::warn!("addresses or networks stay as they were: {error}");
+            self.failed_addresses.failed((), now);
         }
     }
 
@@ -343,10 +343,10 @@ impl<P: Plane> Agent<P> {
 
     fn next_retry(&self) -> Option<Instant> {
         let services = self.failed_services.next();
-        let node_addresses = self.failed_node_addresses.next();
+        let addresses = self.failed_addresses.next();
         services
             .into_iter()
-            .chain(node_addresses)
+            .chain(addresses)
             .chain(self.failed_links.next())
             .min()
     }
@@ -366,10 +366,11 @@ impl<P: Plane> Agent<P> {
             let wanted = state.services.get(&name).cloned();
             (name, wanted)
         });
-        let node_addresses_due = !self.failed_node_addresses.due(now).is_empty();
+        let addresses_due = !self.failed_addresses.due(now).is_empty();
         let change = Change {
             services: services.collect(),
-            node_port_addresses: node_addresses_due.then(|| state.node_port_addresses.clone()),
+            // The plane knows what else it owes.
+            node_port_addresses: addresses_due.then(|| state.node_port_addresses.clone()),
             ..Change::default()
         };
         self.apply(&change, "tried again");

@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
         &args.suites
     };
     if suites.iter().any(|suite| *suite != Suite::Unit) {
-        setup::packages()?;
+        setup::packages(&[])?;
     }
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;

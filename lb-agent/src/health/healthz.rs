@@ -74,8 +74,8 @@ mod tests {
         for path in ["/healthz", "/livez"] {
             let answer = ask(at, path).await.unwrap();
             assert_eq!(answer.status, 200, "{path}");
-            assert_eq!(answer.header("content-type"), Some("application/json"));
-            assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
+            assert_eq!(answer.header("Content-Type"), Some("application/json"));
+            assert_eq!(answer.header("X-Content-Type-Options"), Some("nosniff"));
         }
         health.set_node_eligible(false);
         let healthz = ask(at, "/healthz").await.unwrap();

@@ -72,8 +72,10 @@ where
                         async { Ok::<_, Infallible>(response) }
                     });
                     // With a timer, a client that never completes its request is not waited for.
+                    // Headers are spelled as kube-proxy's, should somebody look for them by letter.
                     let connection = http1::Builder::new()
                         .timer(TokioTimer::new())
+                        .title_case_headers(true)
                         .serve_connection(TokioIo::new(stream), service);
                     connections.spawn(async {
                         if let Err(error) = connection.await {

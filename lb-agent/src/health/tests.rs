@@ -19,7 +19,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// A header, by its name in small letters.
+    /// A header, by its name to the letter.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
         let header = self.headers.iter().find(|(known, _)| known == name);
         header.map(|(_, value)| value.as_str())
@@ -38,7 +38,7 @@ pub(super) async fn ask(at: SocketAddr, path: &str) -> io::Result<Answer> {
     let status = lines.next().and_then(|line| line.split(' ').nth(1));
     let header = |line: &str| {
         let (name, value) = line.split_once(": ").unwrap();
-        (name.to_lowercase(), value.to_owned())
+        (name.to_owned(), value.to_owned())
     };
     Ok(Answer {
         status: status.and_then(|status| status.parse().ok()).unwrap(),

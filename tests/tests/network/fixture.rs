@@ -63,9 +63,17 @@ impl World {
 
     /// Starts an agent on a node and waits until it is ready.
     pub(crate) fn start_agent(&mut self, node: usize) {
+        self.start_agent_with(node, &[]);
+    }
+
+    /// The same, with more arguments.
+    pub(crate) fn start_agent_with(&mut self, node: usize, args: &[&str]) {
         let node = &self.network.nodes()[node - 1];
-        self.agents
-            .push(Agent::start(node, &self.source, &Options::default()).unwrap());
+        let options = Options {
+            args: args.iter().map(Into::into).collect(),
+            ..Options::default()
+        };
+        self.agents.push(Agent::start(node, &self.source, &options).unwrap());
     }
 
     pub(crate) fn node1(&self) -> &Node {
@@ -133,4 +141,18 @@ pub(crate) fn is_silence(outcome: &Outcome) -> bool {
 /// Names of pods.
 pub(crate) fn names<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
     pods.into_iter().map(|pod| pod.name().to_owned()).collect()
+}
+
+/// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that
+/// is not its own program yet holds all descriptors of this process too.
+pub(crate) fn patiently<T>(mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let until = Instant::now() + SOON;
+    loop {
+        match work() {
+            Err(error) if error.to_string().contains("is running") && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
 }

@@ -84,9 +84,9 @@ async fn the_answer_is_kube_proxys_to_the_byte() {
     for path in ["/", "/healthz", "/any/path?at=all"] {
         let answer = ask(place, path).await.unwrap();
         assert_eq!(answer.status, 200, "{path}");
-        assert_eq!(answer.header("content-type"), Some("application/json"));
-        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
-        assert_eq!(answer.header("x-load-balancing-endpoint-weight"), Some("3"));
+        assert_eq!(answer.header("Content-Type"), Some("application/json"));
+        assert_eq!(answer.header("X-Content-Type-Options"), Some("nosniff"));
+        assert_eq!(answer.header("X-Load-Balancing-Endpoint-Weight"), Some("3"));
         let lines = [
             "{",
             "\t\"service\": {",
@@ -109,7 +109,7 @@ async fn a_node_without_endpoint_says_no_until_it_has_one() {
     becomes_answered(place).await;
     let answer = ask(place, "/").await.unwrap();
     assert_eq!(answer.status, 503);
-    assert_eq!(answer.header("x-load-balancing-endpoint-weight"), Some("0"));
+    assert_eq!(answer.header("X-Load-Balancing-Endpoint-Weight"), Some("0"));
     assert!(answer.body.contains("\"localEndpoints\": 0"), "{}", answer.body);
 
     node.has("web", place.port(), 1);
@@ -124,7 +124,7 @@ async fn a_proxy_that_is_behind_says_no_whatever_the_endpoints() {
     becomes_answered(place).await;
     let answer = ask(place, "/").await.unwrap();
     assert_eq!(answer.status, 503);
-    assert_eq!(answer.header("x-load-balancing-endpoint-weight"), Some("1"));
+    assert_eq!(answer.header("X-Load-Balancing-Endpoint-Weight"), Some("1"));
     assert!(
         answer.body.contains("\"serviceProxyHealthy\": false"),
         "{}",
@@ -151,7 +151,7 @@ async fn each_family_is_told_of_its_own_endpoints() {
         becomes_answered(at(address, port)).await;
         let answer = ask(at(address, port), "/").await.unwrap();
         assert_eq!(answer.status, status, "{address}");
-        assert_eq!(answer.header("x-load-balancing-endpoint-weight"), Some(weight));
+        assert_eq!(answer.header("X-Load-Balancing-Endpoint-Weight"), Some(weight));
     }
     node.has_in_each("web", port, &[(Family::V6, 1)]);
     becomes_refused(at(V4, port)).await;
@@ -183,7 +183,7 @@ async fn ports_that_two_services_swap_answer_for_the_other() {
     });
     let weight_at = async |port| {
         let answer = ask(at(V4, port), "/").await.ok()?;
-        answer.header("x-load-balancing-endpoint-weight").map(str::to_owned)
+        answer.header("X-Load-Balancing-Endpoint-Weight").map(str::to_owned)
     };
     let swapped = async {
         while weight_at(ports[0]).await.as_deref() != Some("2") || weight_at(ports[1]).await.as_deref() != Some("1") {
@@ -249,7 +249,7 @@ async fn an_unspecified_address_is_all_of_its_family_and_no_other() {
         becomes_answered(at(address, port)).await;
         let answer = ask(at(address, port), "/").await.unwrap();
         assert_eq!(
-            answer.header("x-load-balancing-endpoint-weight"),
+            answer.header("X-Load-Balancing-Endpoint-Weight"),
             Some(weight),
             "{address}"
         );
