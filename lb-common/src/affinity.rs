@@ -20,10 +20,11 @@ map_type!(AffinityKey: 20 { service @ 0, client @ 4 });
 pub struct AffinityValue {
     /// When that flow began, by the monotonic clock, in nanoseconds.
     pub last_used: u64,
-    /// Number of the backend.
+    /// Number of the backend. Its generation does not matter: whoever of the same service port has the number
+    /// later is as good as any that could be drawn.
     pub backend: u32,
-    /// Generation of that number then.
-    pub generation: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
-map_type!(AffinityValue: 16 { last_used @ 0, backend @ 8, generation @ 12 });
+map_type!(AffinityValue: 16 { last_used @ 0, backend @ 8, pad @ 12 });

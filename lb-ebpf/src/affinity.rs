@@ -25,19 +25,19 @@ pub(crate) fn remembered(service: &ServiceValue, client: Address, set: u8, now: 
     let AffinityValue {
         last_used,
         backend: number,
-        generation,
+        ..
     } = *row;
     let Some(backend) = BACKENDS.get(number) else {
         return 0;
     };
     let is_fresh = now.saturating_sub(last_used) <= u64::from(service.affinity) * SECOND;
-    let is_the_same = (backend.generation == generation) & (backend.state == SERVING) & (backend.flags & set != 0);
-    if is_fresh & is_the_same { number } else { 0 }
+    let is_eligible = (backend.service == service.service) & (backend.state == SERVING) & (backend.flags & set != 0);
+    if is_fresh & is_eligible { number } else { 0 }
 }
 
-/// A flow of the client begins, to the backend of that number and generation.
+/// A flow of the client begins, to the backend of that number.
 #[inline(always)]
-pub(crate) fn remember(service: &ServiceValue, client: Address, backend: u32, generation: u32, now: u64) {
+pub(crate) fn remember(service: &ServiceValue, client: Address, backend: u32, now: u64) {
     if service.affinity == 0 {
         return;
     }
@@ -48,7 +48,7 @@ pub(crate) fn remember(service: &ServiceValue, client: Address, backend: u32, ge
     let row = AffinityValue {
         last_used: now,
         backend,
-        generation,
+        pad: 0,
     };
     // Without the row the client draws afresh next time.
     let _ = AFFINITY.insert(&key, &row, BPF_ANY.into());

@@ -136,7 +136,7 @@ pub(crate) fn begin(
     if !claimed {
         return Err(failure);
     }
-    affinity::remember(&service, packet.key.source, row.backend, row.generation, now);
+    affinity::remember(&service, packet.key.source, row.backend, now);
     FLOWS
         .insert(&packet.key, &*row, BPF_ANY.into())
         .map_err(|_| Failure::Table)

@@ -146,7 +146,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
         if !is_there(&key, &row) {
             // Without the row the socket works all the same; only names would show the backend.
             let _ = SOCKETS.insert(&key, &row, BPF_ANY.into());
-            affinity::remember(&service, client, row.backend, row.generation, now);
+            affinity::remember(&service, client, row.backend, now);
         }
         set::<F>(ctx, &backend.address, backend.port);
         count(Counter::SocketTranslated);

@@ -159,10 +159,10 @@ fn a_timeout_that_changes_holds_at_once_for_what_is_remembered() {
 }
 
 #[test]
-fn a_backend_that_does_not_serve_or_is_another_is_not_remembered() {
+fn a_backend_that_does_not_serve_or_is_anothers_is_not_remembered() {
     let changes: [fn(&mut BackendValue); 3] = [
         |value| value.state = DRAINING,
-        |value| value.generation += 1,
+        |value| value.service += 1,
         // Still serving, but not for this client: only in the local set.
         |value| value.flags = IN_LOCAL_SET,
     ];
@@ -185,6 +185,21 @@ fn a_backend_that_does_not_serve_or_is_another_is_not_remembered() {
             assert_ne!(row.backend, number);
         });
     }
+}
+
+#[test]
+fn what_is_remembered_stays_when_the_backend_is_another_generation() {
+    each(|mut datapath, family, transport| {
+        sticky(&mut datapath, family, transport, false);
+        let client = client(family).ip();
+        let before = dial(&datapath, transport, client, frontend(family));
+        let number = datapath.affinity(SERVICE, client).unwrap().backend;
+        let mut value = datapath.get_backend(number);
+        value.generation += 1;
+        datapath.set_backend(number, value);
+        let after = dial_from(42_000, &datapath, transport, client, frontend(family));
+        assert_eq!(after, before);
+    });
 }
 
 #[test]

@@ -140,7 +140,7 @@ pub(super) fn leads(
     if serves(row.backend)?.is_some_and(|value| value.generation == row.generation) {
         return Ok(true);
     }
-    // With another number the same endpoint may serve on: its service port has lost a frontend, which
+    // As another generation the same endpoint may serve on: its service port has lost a frontend, which
     // need not be the one that was dialled.
     let any = if row.address.is_v4() {
         Address::ANY_V4

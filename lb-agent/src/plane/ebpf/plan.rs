@@ -8,7 +8,7 @@ use super::{
     batch::full,
     port::{Backend, Programmed, between, key, numbers, uses},
     prefix,
-    services::{Row, Services, Writes, is_full},
+    services::{Row, Services, Writes},
 };
 use crate::{
     desired::{Endpoint, ServicePort, Target},
@@ -28,7 +28,9 @@ pub(super) struct Plan {
     pub(super) taken: Taken,
     /// Backends that are written before the rows, with the value to put back if it fails.
     pub(super) raised: Vec<(u32, BackendValue)>,
-    /// Backends to be written after the rows: they drain, or leave a set.
+    /// A frontend of the old state is not one of the new state.
+    pub(super) loses_frontend: bool,
+    /// Backends to be written after the rows: they drain, leave a set, or become another generation.
     pub(super) lowered: Vec<(u32, BackendValue)>,
     /// Rows of the map `SOURCE_RANGES` that are written before the rows.
     pub(super) added_ranges: Vec<PrefixKey>,
@@ -69,13 +71,8 @@ impl Services {
         let keys = service.frontends.keys().map(key).collect::<Result<Vec<_>, _>>()?;
         let mut taken = Taken::default();
         let old = plan.old.as_ref();
-        let loses_frontend = old.is_some_and(|old| loses_key(old, &keys));
-        let mut new = self.take(old, service, keys.clone(), writes, loses_frontend, &mut taken);
-        if loses_frontend && new.as_ref().is_err_and(is_full) {
-            // That a frontend goes must not fail for want of room.
-            self.give_back(std::mem::take(&mut taken));
-            new = self.take(old, service, keys, writes, false, &mut taken);
-        }
+        plan.loses_frontend = old.is_some_and(|old| loses_key(old, &keys));
+        let new = self.take(old, service, keys, writes, &mut taken);
         match new {
             Ok(new) => {
                 plan.number = new.number;
@@ -91,15 +88,13 @@ impl Services {
         }
     }
 
-    /// Takes all that the new state needs and the old one has not; with `renumber`, a number of its own
-    /// for each endpoint, see [`Self::number_for`].
+    /// Takes all that the new state needs and the old one has not.
     fn take(
         &mut self,
         old: Option<&Programmed>,
         service: &ServicePort,
         keys: Vec<ServiceKey>,
         writes: &Writes,
-        renumber: bool,
         taken: &mut Taken,
     ) -> Result<Programmed, PlaneError> {
         let capacity = self.tables.services.capacity();
@@ -121,8 +116,10 @@ impl Services {
         let (uses_cluster, uses_local) = (uses(service, Target::Cluster), uses(service, Target::Local));
         let mut backends = Vec::with_capacity(service.endpoints.len());
         for (socket, endpoint) in &service.endpoints {
-            let old = old.and_then(|old| old.backend(socket));
-            let number = self.number_for(old, renumber, taken)?;
+            let number = match old.and_then(|old| old.backend(socket)) {
+                Some(old) => old.number,
+                None => self.new_number(taken)?,
+            };
             backends.push(Backend {
                 socket: *socket,
                 number,
@@ -156,20 +153,7 @@ impl Services {
         })
     }
 
-    /// The number for a backend: the one that it has, but where its service port loses a frontend.
-    ///
-    /// Flows to a lost frontend hold on to their backend for as long as its number says that it serves,
-    /// and nobody looks at the frontend again: datagrams would go to a service that has given the port
-    /// away, as would the first segment of a new connection with the ports of an old one. With a new
-    /// number the old one is nobody's, so each of them draws again, by what the frontend is now. An
-    /// established TCP connection never asks for the state of its backend and goes on. Flows to the
-    /// frontends that stay draw again too; that is rare, and cheaper than numbers for each frontend.
-    fn number_for(&mut self, old: Option<&Backend>, renumber: bool, taken: &mut Taken) -> Result<u32, PlaneError> {
-        if let Some(old) = old
-            && !renumber
-        {
-            return Ok(old.number);
-        }
+    fn new_number(&mut self, taken: &mut Taken) -> Result<u32, PlaneError> {
         let number = self
             .allocate_backend()
             .ok_or_else(|| full(maps::BACKENDS, self.tables.backends.capacity() - 1))?;
@@ -199,6 +183,13 @@ impl Services {
     }
 
     /// Adds what has to be written.
+    ///
+    /// Where the service port loses a frontend, each backend becomes another generation of its number once
+    /// the rows are gone. Flows to the lost frontend would hold on to it otherwise, for nobody looks at the
+    /// frontend again: datagrams would go to a service that has given the port away, as would the first
+    /// segment of a new connection with the ports of an old one. As it is, each of them draws again, by what
+    /// the frontend is then. An established TCP connection never asks for its backend and goes on. Flows to
+    /// the frontends that stay draw again too, which is rare, and cheaper than numbers for each frontend.
     fn collect(&self, plan: &mut Plan, new: &Programmed, service: &ServicePort, index: usize, writes: &mut Writes) {
         for backend in &new.backends {
             let value = backend.value(new.number, self.generation(backend.number));
@@ -213,8 +204,12 @@ impl Services {
                 plan.raised.push((backend.number, old_value));
                 writes.backends.push(index, backend.number, meanwhile);
             }
-            if meanwhile != value {
-                plan.lowered.push((backend.number, value));
+            let last = BackendValue {
+                generation: value.generation.wrapping_add(plan.loses_frontend.into()),
+                ..value
+            };
+            if meanwhile != last {
+                plan.lowered.push((backend.number, last));
             }
         }
         for range in &plan.taken.ranges {

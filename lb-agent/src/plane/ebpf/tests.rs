@@ -8,7 +8,10 @@ mod properties;
 mod source_ranges;
 mod udp;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use lb_common::{
     BackendValue,
@@ -338,7 +341,7 @@ fn a_restart_keeps_numbers_of_what_stays() {
 }
 
 #[test]
-fn what_loses_a_frontend_gets_new_numbers_so_that_flows_to_it_draw_again() {
+fn what_loses_a_frontend_is_another_generation_so_that_flows_to_it_draw_again() {
     let maps = Maps::roomy();
     let mut agent = maps.agent();
     let endpoints = [("10.0.0.1:80", REMOTE), ("10.0.0.2:80", LEAVING)];
@@ -353,7 +356,11 @@ fn what_loses_a_frontend_gets_new_numbers_so_that_flows_to_it_draw_again() {
     maps.assert_hold(&state(&[("a", &one), ("b", &other)]));
     for (number, value) in &before {
         let row = maps.backends.with(|memory| memory.rows[number]);
-        assert_eq!((row.state, row.generation), (FREE, value.generation));
+        let next = BackendValue {
+            generation: value.generation + 1,
+            ..*value
+        };
+        assert_eq!(row, next, "the number stays, and with it what is remembered of clients");
     }
 
     // A frontend more changes nothing.
@@ -365,7 +372,8 @@ fn what_loses_a_frontend_gets_new_numbers_so_that_flows_to_it_draw_again() {
     // Nor does it matter whether it was lost while no agent ran.
     let mut agent = maps.agent();
     assert_all_well(&agent.replace(&state(&[("a", &one), ("b", &other)])));
-    assert_ne!(maps.backend("10.0.0.1:80").unwrap().0, kept.0);
+    let (number, value) = maps.backend("10.0.0.1:80").unwrap();
+    assert_eq!((number, value.generation), (kept.0, kept.1.generation + 1));
     maps.assert_hold(&state(&[("a", &one), ("b", &other)]));
 }
 
@@ -393,6 +401,30 @@ fn a_frontend_goes_also_where_there_are_no_new_slots() {
     let one = service(&[("10.96.0.10:80", CLUSTER)], &endpoints);
     assert_all_well(&agent.apply(&change(&[("a", Some(&one))])));
     maps.assert_hold(&state(&[("a", &one)]));
+}
+
+#[test]
+fn a_generation_goes_up_only_when_nothing_leads_to_the_lost_frontend() {
+    let maps = Maps::roomy();
+    let watched = maps.clone();
+    let endpoints = [("10.0.0.1:80", REMOTE)];
+    let both = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", CLUSTER)], &endpoints);
+    let one = service(&[("10.96.0.10:80", CLUSTER)], &endpoints);
+    // A datagram that draws again while the frontend is there would stay where it is sent.
+    let mut agent = maps.start(Arc::new(move || {
+        let generation = watched.backend("10.0.0.1:80").map(|(_, value)| value.generation);
+        assert!(generation.is_none_or(|it| it == 1) || watched.row("*:30080").is_none());
+    }));
+    agent.replace(&state(&[("a", &both)]));
+    assert_eq!(maps.backend("10.0.0.1:80").unwrap().1.generation, 1);
+    assert_all_well(&agent.apply(&change(&[("a", Some(&one))])));
+    assert_eq!(maps.backend("10.0.0.1:80").unwrap().1.generation, 2);
+    // And the next change of it goes on from there.
+    assert_all_well(&agent.apply(&change(&[(
+        "a",
+        Some(&service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", HERE)])),
+    )])));
+    assert_eq!(maps.backend("10.0.0.1:80").unwrap().1.generation, 2);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::{PrefixKey, ServiceKey, backend::SERVING, net::UDP};
+use lb_common::{BackendValue, PrefixKey, ServiceKey, backend::SERVING, net::UDP};
 use tracing::error;
 
 use super::{
@@ -21,8 +21,12 @@ impl Services {
             return plan.new;
         };
         let is_udp = old.keys.iter().any(|key| key.protocol == UDP);
-        self.later.ends_udp |= is_udp && plan.lowered.iter().any(|(_, value)| value.state != SERVING);
-        self.later.backends.extend(plan.lowered);
+        let is_over = |(_, value): &(u32, BackendValue)| value.state != SERVING;
+        self.later.ends_udp |= is_udp && (plan.loses_frontend || plan.lowered.iter().any(is_over));
+        for (number, value) in plan.lowered {
+            self.generations[number as usize] = value.generation;
+            self.later.backends.push((number, value));
+        }
         let kept_ranges: BTreeSet<u32> = plan
             .new
             .iter()
