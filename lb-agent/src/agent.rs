@@ -27,7 +27,7 @@ use tokio::{
 use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
-    health::ProxyHealth,
+    health::{ProxyHealth, Wanted},
     kernel::links::{Link, LinkEvent, Notice},
     model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
@@ -53,6 +53,8 @@ pub struct Outputs {
     pub families: watch::Sender<BTreeSet<Family>>,
     /// How the programming goes, and whether the node is to have traffic.
     pub health: ProxyHealth,
+    /// What is to be answered at healthCheckNodePorts.
+    pub health_checks: watch::Sender<Wanted>,
 }
 
 /// What the first sync came to.
@@ -79,7 +81,7 @@ pub struct Agent<P> {
     /// Where they are served.
     external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
-    failed_node_addresses: Retries<()>,
+    failed_addresses: Retries<()>,
     failed_links: Retries<u32>,
     /// The links of `failed_links`, by index.
     links: BTreeMap<u32, Link>,
@@ -100,7 +102,7 @@ impl<P: Plane> Agent<P> {
             has_all_links: false,
             conflicts: BTreeSet::new(),
             failed_services: Retries::default(),
-            failed_node_addresses: Retries::default(),
+            failed_addresses: Retries::default(),
             failed_links: Retries::default(),
             links: BTreeMap::new(),
             waiting_links: BTreeMap::new(),
@@ -169,6 +171,7 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
+            self.tell_health_checks();
         } else if self.cluster.is_complete() {
             self.first_sync()?;
         } else {
@@ -196,6 +199,7 @@ impl<P: Plane> Agent<P> {
         });
         self.note_failures(outcome);
         self.tell_programmed();
+        self.tell_health_checks();
         for (index, event) in std::mem::take(&mut self.waiting_links) {
             self.try_link(index, event);
         }
@@ -255,8 +259,8 @@ impl<P: Plane> Agent<P> {
         for name in change.services.keys().filter(|name| !failed.contains(name)) {
             self.failed_services.forget(name);
         }
-        if change.node_port_addresses.is_some() && outcome.node_addresses.is_none() {
-            self.failed_node_addresses.forget(&());
+        if outcome.addresses.is_none() {
+            self.failed_addresses.forget(&());
         }
         self.note_failures(outcome);
         self.tell_programmed();
@@ -266,7 +270,7 @@ impl<P: Plane> Agent<P> {
     fn tell_programmed(&self) {
         for family in [Family::V4, Family::V6] {
             let waits = self.failed_services.keys().any(|name| name.family == family);
-            if !waits && self.failed_node_addresses.next().is_none() {
+            if !waits && self.failed_addresses.next().is_none() {
                 self.outputs.health.is_programmed(family);
             }
         }
@@ -292,9 +296,9 @@ impl<P: Plane> Agent<P> {
         if count > NAMED_FAILURES {
             tracing::warn!("{} more keep their former state", count - NAMED_FAILURES);
         }
-        if let Some(error) = outcome.node_addresses {
-            tracing::warn!("the addresses for NodePorts stay as they were: {error}");
-            self.failed_node_addresses.failed((), now);
+        if let Some(error) = outcome.addresses {
+            tracing::warn!("addresses or networks stay as they were: {error}");
+            self.failed_addresses.failed((), now);
         }
     }
 
@@ -339,10 +343,10 @@ impl<P: Plane> Agent<P> {
 
     fn next_retry(&self) -> Option<Instant> {
         let services = self.failed_services.next();
-        let node_addresses = self.failed_node_addresses.next();
+        let addresses = self.failed_addresses.next();
         services
             .into_iter()
-            .chain(node_addresses)
+            .chain(addresses)
             .chain(self.failed_links.next())
             .min()
     }
@@ -362,10 +366,11 @@ impl<P: Plane> Agent<P> {
             let wanted = state.services.get(&name).cloned();
             (name, wanted)
         });
-        let node_addresses_due = !self.failed_node_addresses.due(now).is_empty();
+        let addresses_due = !self.failed_addresses.due(now).is_empty();
         let change = Change {
             services: services.collect(),
-            node_port_addresses: node_addresses_due.then(|| state.node_port_addresses.clone()),
+            // The plane knows what else it owes.
+            node_port_addresses: addresses_due.then(|| state.node_port_addresses.clone()),
             ..Change::default()
         };
         self.apply(&change, "tried again");
@@ -380,6 +385,18 @@ impl<P: Plane> Agent<P> {
         self.outputs.node_addresses.send_if_modified(|before| {
             let modified = *before != addresses;
             *before = addresses;
+            modified
+        });
+    }
+
+    fn tell_health_checks(&self) {
+        self.outputs.health_checks.send_if_modified(|before| {
+            let wanted = Wanted {
+                checks: self.cluster.health_checks().clone(),
+                addresses: self.cluster.state().node_port_addresses.clone(),
+            };
+            let modified = *before != wanted;
+            *before = wanted;
             modified
         });
     }

@@ -3,9 +3,11 @@
 //! Exit codes: 0 all went well, 1 something failed and was said on standard error, 2 the command
 //! line makes no sense.
 
+mod bpffs;
 mod cleanup;
 mod logging;
 mod run;
+mod services;
 mod version;
 
 use std::process::ExitCode;
@@ -26,6 +28,7 @@ pub struct Cli {
 enum Verb {
     Run(Box<run::Run>),
     Cleanup(cleanup::Cleanup),
+    Services(services::Services),
     Version(version::Version),
 }
 
@@ -36,6 +39,7 @@ pub fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Run(verb) => verb.run(),
         Verb::Cleanup(verb) => verb.run(),
+        Verb::Services(verb) => verb.run(),
         Verb::Version(verb) => {
             verb.run();
             Ok(())
@@ -66,5 +70,13 @@ mod tests {
         let error = Cli::try_parse_from(["lb-agent", "run", "--no-such-flag"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--no-such-flag"));
+    }
+
+    #[test]
+    fn services_are_read_from_the_maps_only_when_asked_for_that() {
+        let error = Cli::try_parse_from(["lb-agent", "services"]).unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert!(error.to_string().contains("--maps"));
+        assert!(Cli::try_parse_from(["lb-agent", "services", "--maps"]).is_ok());
     }
 }

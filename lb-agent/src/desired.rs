@@ -282,4 +282,13 @@ impl Change {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Whether an address or a network is to mean something else than before.
+    #[must_use]
+    pub fn has_addresses(&self) -> bool {
+        self.node_port_addresses.is_some()
+            || !self.cluster_ips.is_empty()
+            || self.service_cidrs.is_some()
+            || self.pod_cidrs.is_some()
+    }
 }

@@ -1,8 +1,9 @@
-//! The parts of the kernel that no plane owns: links, addresses, cgroups, sysctls, nftables.
+//! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables.
 
 pub mod addresses;
 pub mod cgroup;
 pub mod links;
 mod netlink;
 pub mod nft;
+pub mod sockets;
 pub mod sysctls;

@@ -48,8 +48,9 @@ pub struct Outcome {
     pub writes: usize,
     /// Those that keep their former state, with the reason. To be tried again later.
     pub failed: Vec<(ServicePortName, PlaneError)>,
-    /// Why the addresses for NodePorts are not as desired.
-    pub node_addresses: Option<PlaneError>,
+    /// Why addresses or networks are not as desired. With the next change, whatever it is, the plane tries
+    /// again.
+    pub addresses: Option<PlaneError>,
 }
 
 /// Why the kernel does not hold what it should.

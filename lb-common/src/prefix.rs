@@ -47,9 +47,9 @@ impl PrefixKey {
     }
 }
 
-/// Scope in `CIDRS`: clients. Without a row, the link that a client comes from tells where it is. With one,
-/// both families have one of length 0 (that of IPv6 would speak for IPv4 too): `OUTSIDE`, or `BY_LINK` where
-/// the family has no network of pods.
+/// Scope in `CIDRS`: clients. Without a row, the link that a client comes from tells where it is. A family
+/// with a network of pods has a row of length 0 too, which is `OUTSIDE`; that of IPv6 would speak for IPv4
+/// as well, so that IPv4 has one then that is `BY_LINK`, if nothing else.
 pub const PODS: u32 = 1;
 /// Scope in `CIDRS`: destinations. An address with the value `INSIDE` that is nobody's gets no answer.
 pub const SERVICES: u32 = 2;

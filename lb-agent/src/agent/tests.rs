@@ -23,6 +23,9 @@ struct Record {
     fails: bool,
 }
 
+/// What the plane is to refuse so that it cannot write addresses. No name of a service.
+const ADDRESSES: &str = "the addresses";
+
 #[derive(Clone, Default)]
 struct FakePlane(Arc<Mutex<Record>>);
 
@@ -46,6 +49,9 @@ impl FakePlane {
             } else {
                 outcome.programmed += 1;
             }
+        }
+        if record.refuse.iter().any(|name| name == ADDRESSES) {
+            outcome.addresses = Some(refusal(Protocol::Tcp));
         }
         record.calls.push(format!("{verb} {}", names.join(" ")));
         outcome
@@ -121,6 +127,7 @@ impl Running {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
             health: health.clone(),
+            health_checks: watch::channel(Wanted::default()).0,
         };
         let mut agent = Agent::new(plane.clone(), Rules::default(), outputs, Instant::now());
         let inputs = Inputs { batches, links };
@@ -261,6 +268,18 @@ async fn a_service_port_that_fails_is_tried_again_with_what_is_wanted_by_then() 
     assert_eq!(agent.calls(1).await, ["apply -a"]);
     agent.plane.refuse(&[]);
     assert_eq!(agent.calls(1).await, ["apply -a"]);
+    time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn addresses_that_cannot_be_written_are_tried_again() {
+    let agent = Running::start();
+    agent.plane.refuse(&[ADDRESSES]);
+    agent.send_lists(vec![service("a", 1)]).await;
+    assert_eq!(agent.calls(2).await, ["replace +a", "apply "]);
+    agent.plane.refuse(&[]);
+    assert_eq!(agent.calls(1).await, ["apply "]);
     time::sleep(Duration::from_secs(2)).await;
     assert_eq!(agent.plane.calls(), [""; 0]);
 }

@@ -1,12 +1,12 @@
 //! `lb-agent run`.
 
-use std::{collections::BTreeSet, path::PathBuf, time::Instant};
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, time::Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 
@@ -16,8 +16,9 @@ use crate::{
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
     health::{self, ProxyHealth},
-    kernel::{cgroup, links, sysctls},
-    objects::{self, folder, kube},
+    kernel::{addresses, cgroup, links, sysctls},
+    model::Event,
+    objects::{self, Batch, folder, kube},
     plane::ebpf::{EbpfOptions, EbpfPlane},
 };
 
@@ -70,7 +71,7 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let mut watches = JoinSet::new();
     let source = match &config.source {
         Source::Folder(folder) => {
-            folder::watch(folder.clone(), &config.node_name, sender)?;
+            folder::watch(folder.clone(), &config.node_name, sender.clone())?;
             folder.display().to_string()
         }
         Source::ApiServer { kubeconfig, url } => {
@@ -83,6 +84,10 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
             server.url().to_owned()
         }
     };
+    if config.rules.node_port_addresses.needs_links() {
+        let (addresses, _) = addresses::watch();
+        tokio::spawn(tell_addresses(addresses, sender));
+    }
     let plane = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
     tracing::info!(node = config.node_name, source, "started");
 
@@ -91,10 +96,14 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let (link_events, _links) = links::watch(rules, known_addresses);
     tokio::spawn(check_sysctls(served_families, config.set_sysctls));
 
+    let (health_checks, wanted_checks) = watch::channel(health::Wanted::default());
+    tokio::spawn(health::serve_checks(wanted_checks, health.clone()));
+
     let outputs = Outputs {
         node_addresses,
         families,
         health,
+        health_checks,
     };
     let inputs = Inputs {
         batches,
@@ -125,6 +134,18 @@ fn plane_options(config: &Config) -> anyhow::Result<EbpfOptions> {
         sizes: config.sizes,
         force_clsact: false,
     })
+}
+
+/// Tells the agent the addresses of the node's links, as they come and go.
+async fn tell_addresses(mut addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>, batches: mpsc::Sender<Batch>) {
+    while addresses.changed().await.is_ok() {
+        let Some(known) = addresses.borrow_and_update().clone() else {
+            continue;
+        };
+        if batches.send(vec![Event::NodeAddresses(known)]).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Resolves when the process is asked to stop.

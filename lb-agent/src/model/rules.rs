@@ -146,7 +146,8 @@ impl NodePortAddresses {
     }
 
     /// Whether the addresses of this node's links decide.
-    pub(super) fn needs_links(&self) -> bool {
+    #[must_use]
+    pub fn needs_links(&self) -> bool {
         self.0
             .iter()
             .any(|word| matches!(word, NodePortAddress::All | NodePortAddress::Within(_)))

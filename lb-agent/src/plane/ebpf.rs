@@ -2,10 +2,13 @@
 //! to send a client.
 //!
 //! ```text
-//! Services  desired state → rows: services, plan, port, batch; numbers, ranges; adopt (restart)
-//!    │
+//! Services  desired state → rows: services, plan, port, batch; numbers, ranges; adopt (restart);
+//!    │      addresses, networks, prefix
 //! Tables    trait over the maps ── BpfTable (sys: bpf(2) batches) / maps in memory (tests)
+//!    │
+//! inspect   rows → text, for people
 //!
+//! HostSockets  ends UDP sockets of the host whose backend is gone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
 //! lock      one agent at a time
@@ -27,19 +30,24 @@ use crate::{
     plane::{LinkState, Outcome, Plane, PlaneError},
 };
 
+mod addresses;
 mod adopt;
 mod batch;
 mod capabilities;
 mod cleanup;
 mod clsact;
 mod hooks;
+mod host_sockets;
+mod inspect;
 mod lock;
 mod messages;
+mod networks;
 mod numbers;
 mod object;
 mod pins;
 mod plan;
 mod port;
+mod prefix;
 mod ranges;
 mod services;
 mod sys;
@@ -48,8 +56,10 @@ mod table;
 mod tests;
 
 pub use cleanup::cleanup;
+pub use inspect::{Shown, inspect};
 
 use hooks::Hooks;
+use host_sockets::HostSockets;
 use lock::Lock;
 use object::Globals;
 use pins::Pins;
@@ -126,6 +136,8 @@ impl MapSizes {
 pub struct EbpfPlane {
     services: Services,
     hooks: Hooks,
+    /// Where sockets are translated.
+    host_sockets: Option<HostSockets>,
     pins: Pins,
     cgroup: Option<PathBuf>,
     /// The maps are new and still empty, so nobody may take them over.
@@ -169,6 +181,7 @@ impl EbpfPlane {
         let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
         let mut plane = Self {
             services,
+            host_sockets: loaded.socket_maps.map(HostSockets::start).transpose()?,
             has_unfilled_maps: !loaded.adopted,
             is_waiting: !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?,
             hooks,
@@ -181,6 +194,15 @@ impl EbpfPlane {
             plane.take_over()?;
         }
         Ok(plane)
+    }
+
+    /// Has UDP sockets ended that are connected to backends which serve no more, if there are any such.
+    fn end_sockets(&mut self) {
+        if std::mem::take(&mut self.services.has_lost_udp)
+            && let Some(sockets) = &self.host_sockets
+        {
+            sockets.look();
+        }
     }
 
     /// Puts our programs on the hooks for sockets, in the place of an earlier agent's. Those on links
@@ -211,11 +233,16 @@ impl Plane for EbpfPlane {
             self.take_over()?;
             self.is_waiting = false;
         }
+        // Whatever the agent before left undone.
+        self.services.has_lost_udp = true;
+        self.end_sockets();
         Ok(outcome)
     }
 
     fn apply(&mut self, change: &Change) -> Outcome {
-        self.services.apply(change)
+        let outcome = self.services.apply(change);
+        self.end_sockets();
+        outcome
     }
 
     fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
@@ -236,6 +263,7 @@ impl Plane for EbpfPlane {
         if self.last_tick.elapsed() >= REST {
             self.last_tick = Instant::now();
             self.services.tick();
+            self.end_sockets();
         }
     }
 }

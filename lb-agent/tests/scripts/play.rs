@@ -55,7 +55,11 @@ fn compare(step: &Step, cluster: &Cluster) -> anyhow::Result<()> {
     let lines: Vec<String> = text::lines(cluster.state()).iter().map(text::Line::to_string).collect();
     let health_checks = cluster.health_checks().iter();
     let health_checks: Vec<String> = health_checks
-        .map(|(service, check)| format!("{service} port={} endpoints={}", check.port, check.local_endpoints))
+        .map(|(service, check)| {
+            let counts = check.local_endpoints.iter();
+            let counts: Vec<String> = counts.map(|(family, count)| format!("{family}:{count}")).collect();
+            format!("{service} port={} endpoints={}", check.port, counts.join(","))
+        })
         .collect();
     let difference = difference(&step.expected, &lines) + &difference(&step.health_checks, &health_checks);
     ensure!(

@@ -139,7 +139,7 @@ impl Watched {
             Event::ServiceCidrs(Update::Delete(name)) => {
                 self.service_cidrs.as_mut().unwrap().remove(&name.name);
             }
-            Event::Node(_) | Event::UnreadableNode => {}
+            Event::Node(_) | Event::UnreadableNode | Event::NodeAddresses(_) => {}
         }
     }
 

@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use lb_agent::desired::{
     Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol as Transport, Route, ServicePort,
@@ -16,7 +14,7 @@ use lb_agent::plane::{LinkState, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
 
-use crate::fixture::{SOON, World};
+use crate::fixture::{World, patiently};
 
 const NODE_PORT: u16 = 30_001;
 const SMALL: MapSizes = MapSizes {
@@ -102,20 +100,6 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
         anyhow::Ok(())
     };
     node.netns().run(|| patiently(serve)).unwrap().unwrap();
-}
-
-/// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that
-/// is not its own program yet holds all descriptors of this process too.
-fn patiently<T>(mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let until = Instant::now() + SOON;
-    loop {
-        match work() {
-            Err(error) if error.to_string().contains("is running") && Instant::now() < until => {
-                thread::sleep(Duration::from_millis(20));
-            }
-            result => return result,
-        }
-    }
 }
 
 #[track_caller]

@@ -134,3 +134,17 @@ pub(crate) fn is_silence(outcome: &Outcome) -> bool {
 pub(crate) fn names<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
     pods.into_iter().map(|pod| pod.name().to_owned()).collect()
 }
+
+/// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that
+/// is not its own program yet holds all descriptors of this process too.
+pub(crate) fn patiently<T>(mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let until = Instant::now() + SOON;
+    loop {
+        match work() {
+            Err(error) if error.to_string().contains("is running") && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            result => return result,
+        }
+    }
+}

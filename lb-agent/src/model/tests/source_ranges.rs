@@ -108,4 +108,13 @@ fn a_node_that_gets_another_address_recomputes_the_services_with_ranges_and_no_o
     cluster.apply(Event::Node(node("192.168.0.1")));
     assert_eq!(names(&cluster.take_change()), ["+ shop/web TCP IPv4"]);
     assert_eq!(cluster.recomputations(), before + 1);
+
+    // Another zone is nothing to them.
+    let moved = node("192.168.0.1").map(|node| Node {
+        zone: Some("a".to_owned()),
+        ..node
+    });
+    cluster.apply(Event::Node(moved));
+    cluster.take_change();
+    assert_eq!(cluster.recomputations(), before + 1);
 }

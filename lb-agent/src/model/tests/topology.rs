@@ -70,7 +70,7 @@ fn the_cluster_set_by_the_hints_of_ready_endpoints() {
             "nodes come before zones",
             [
                 (&["other"], &["a"]),
-                (&["this-node"], &["b"]),
+                (&["this-node", "fourth"], &["b"]),
                 (&["third", "this-node"], &["c"]),
             ],
             &[2, 3],

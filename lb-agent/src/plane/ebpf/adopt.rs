@@ -8,14 +8,18 @@ use std::{
 };
 
 use lb_common::{
-    BackendValue, Range, ServiceKey,
-    backend::{DRAINING, FREE, LOCAL, SERVING},
+    BackendValue, PrefixKey, Range, ServiceKey,
+    backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
+    prefix::INSIDE,
 };
 use tracing::info;
 
 use super::{
+    addresses::Addresses,
+    networks::Networks,
     numbers::Numbers,
     port::{Backend, Programmed, freed, key},
+    prefix,
     ranges::Ranges,
     services::{Later, Row, Services, in_bounds},
     table::Tables,
@@ -29,6 +33,8 @@ pub(super) struct Found {
     backends: Vec<(u32, BackendValue)>,
     /// As many slots as ranges reach.
     slots: Vec<u32>,
+    /// The map `SOURCE_RANGES`.
+    source_ranges: Vec<(PrefixKey, u32)>,
 }
 
 impl Services {
@@ -64,11 +70,14 @@ impl Services {
             true
         })?;
 
-        let mut node_addresses = BTreeMap::new();
-        tables.addresses.read(&mut |address, value| {
-            node_addresses.insert(address, value);
+        let mut source_ranges = Vec::new();
+        tables.source_ranges.read(&mut |key, value| {
+            source_ranges.push((key, value));
             true
         })?;
+
+        let addresses = Addresses::open(&*tables.addresses)?;
+        let networks = Networks::open(&*tables.cidrs)?;
 
         let (slot_capacity, none) = (tables.slots.capacity(), BTreeSet::new());
         Ok(Self {
@@ -79,8 +88,14 @@ impl Services {
             backend_numbers: Numbers::new(0, &none),
             generations,
             service_numbers: Numbers::new(0, &none),
-            node_addresses,
-            found: Some(Found { backends, slots }),
+            addresses,
+            networks,
+            has_lost_udp: false,
+            found: Some(Found {
+                backends,
+                slots,
+                source_ranges,
+            }),
             later: Later::default(),
         })
     }
@@ -92,6 +107,7 @@ impl Services {
         let service_limit = self.tables.services.capacity().saturating_mul(2);
         let backend_limit = self.tables.backends.capacity().saturating_sub(1);
         let mut backends = by_service(&found.backends);
+        let mut source_ranges = by_scope(&found.source_ranges);
         let mut keys: HashMap<u32, Vec<ServiceKey>> = HashMap::new();
         for (key, row) in &self.rows {
             keys.entry(row.owner).or_default().push(*key);
@@ -116,6 +132,7 @@ impl Services {
                 number,
                 keys,
                 backends,
+                source_ranges: source_ranges.remove(&number).unwrap_or_default(),
                 found: ranges,
                 ..Programmed::default()
             };
@@ -127,12 +144,19 @@ impl Services {
             .rows
             .values()
             .map(|row| row.owner)
+            .chain(found.source_ranges.iter().map(|(key, _)| key.network.scope))
             .filter(|number| (1..=service_limit).contains(number))
             .collect();
         self.service_numbers = Numbers::new(service_limit, &used);
-        for number in used.difference(&adopted.iter().copied().collect()) {
-            self.service_numbers.retire(*number);
-        }
+        let nobodys = used.into_iter().filter(|number| !adopted.contains(number));
+        self.later.service_numbers.extend(nobodys);
+        let kept: HashSet<&PrefixKey> = self.ports.values().flat_map(|port| &port.source_ranges).collect();
+        let stale = found
+            .source_ranges
+            .iter()
+            .map(|(key, _)| key)
+            .filter(|key| !kept.contains(key));
+        self.later.source_ranges.extend(stale);
         for (owner, keys) in keys {
             self.later.rows.extend(keys.into_iter().map(|key| (key, owner)));
         }
@@ -196,18 +220,20 @@ impl Services {
 fn by_service(found: &[(u32, BackendValue)]) -> HashMap<u32, Vec<Backend>> {
     let mut services: HashMap<u32, Vec<Backend>> = HashMap::new();
     for (number, value) in found {
-        let known = matches!(value.state, SERVING | DRAINING) && value.flags & !LOCAL == 0;
+        let is_in = |set| value.flags & set != 0;
+        let serves = is_in(IN_CLUSTER_SET | IN_LOCAL_SET);
+        let known = value.flags & !(LOCAL | IN_CLUSTER_SET | IN_LOCAL_SET) == 0
+            && value.state == if serves { SERVING } else { DRAINING };
         if *number == 0 || !known {
             continue;
         }
         services.entry(value.service).or_default().push(Backend {
             socket: SocketAddr::new(IpAddr::from(value.address), value.port.get()),
             number: *number,
-            // Which of the sets it was in, its row does not tell. What counts is that it serves.
             endpoint: Endpoint {
-                on_node: value.flags & LOCAL != 0,
-                cluster: value.state == SERVING,
-                local: false,
+                on_node: is_in(LOCAL),
+                cluster: is_in(IN_CLUSTER_SET),
+                local: is_in(IN_LOCAL_SET),
             },
         });
     }
@@ -216,6 +242,18 @@ fn by_service(found: &[(u32, BackendValue)]) -> HashMap<u32, Vec<Backend>> {
         backends.dedup_by_key(|backend| backend.socket);
     }
     services
+}
+
+/// The source ranges that are as an agent writes them, by the number of the service port.
+fn by_scope(found: &[(PrefixKey, u32)]) -> HashMap<u32, BTreeSet<PrefixKey>> {
+    let mut scopes: HashMap<u32, BTreeSet<PrefixKey>> = HashMap::new();
+    for (key, _) in found
+        .iter()
+        .filter(|(key, value)| *value == INSIDE && prefix::network(key).is_some())
+    {
+        scopes.entry(key.network.scope).or_default().insert(*key);
+    }
+    scopes
 }
 
 /// The ranges that rows name, as far as the map can hold them.

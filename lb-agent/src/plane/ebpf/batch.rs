@@ -109,8 +109,10 @@ impl<K: Copy, V: Copy> Batch<K, V> {
 /// What an operator must know when a map has no room.
 pub(super) fn full(map: &'static str, capacity: u32) -> PlaneError {
     let flag = match map {
-        maps::SERVICES => "--max-services",
+        // `ADDRESSES` is as large as `SERVICES`.
+        maps::SERVICES | maps::ADDRESSES => "--max-services",
         maps::SLOTS => "--max-slots",
+        maps::SOURCE_RANGES => "--max-source-ranges",
         _ => "--max-backends",
     };
     PlaneError::MapFull { map, capacity, flag }
@@ -119,7 +121,8 @@ pub(super) fn full(map: &'static str, capacity: u32) -> PlaneError {
 /// What the kernel's refusal of a row means.
 pub(super) fn refused(map: &'static str, capacity: u32, source: io::Error) -> PlaneError {
     match source.raw_os_error() {
-        Some(libc::E2BIG | libc::ENOSPC) => full(map, capacity),
+        // There is no flag for the size of `CIDRS`.
+        Some(libc::E2BIG | libc::ENOSPC) if map != maps::CIDRS => full(map, capacity),
         _ => PlaneError::Kernel {
             what: format!("write to map {map}"),
             source,

@@ -22,7 +22,7 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, messages,
+    MapSizes, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -123,6 +123,8 @@ pub(super) struct Loaded {
     pub(super) programs: Programs,
     /// The maps that the agent fills.
     pub(super) tables: Tables,
+    /// The maps that tell which sockets of the host to end, where sockets are translated.
+    pub(super) socket_maps: Option<host_sockets::Maps>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
 }
@@ -165,6 +167,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     Ok(Loaded {
         programs: Programs(programs),
         tables: tables(&folder)?,
+        socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
     })
 }
@@ -200,17 +203,30 @@ fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program>
     Ok(Program { fd, id: info.id() })
 }
 
-fn tables(folder: &Path) -> anyhow::Result<Tables> {
-    fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<Box<BpfTable<K, V>>> {
-        let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
-        Ok(Box::new(BpfTable::new(&map).with_context(|| format!("map {name}"))?))
-    }
+/// The maps that the agent fills, by their pins in a folder.
+pub(super) fn tables(folder: &Path) -> anyhow::Result<Tables> {
     Ok(Tables {
+        services: Box::new(table(folder, maps::SERVICES)?),
+        slots: Box::new(table(folder, maps::SLOTS)?),
+        backends: Box::new(table(folder, maps::BACKENDS)?),
+        addresses: Box::new(table(folder, maps::ADDRESSES)?),
+        source_ranges: Box::new(table(folder, maps::SOURCE_RANGES)?),
+        cidrs: Box::new(table(folder, maps::CIDRS)?),
+    })
+}
+
+fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
+    Ok(host_sockets::Maps {
         services: table(folder, maps::SERVICES)?,
         slots: table(folder, maps::SLOTS)?,
         backends: table(folder, maps::BACKENDS)?,
-        addresses: table(folder, maps::ADDRESSES)?,
+        sockets: table(folder, maps::SOCKETS)?,
     })
+}
+
+fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
+    let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
+    BpfTable::new(&map).with_context(|| format!("map {name}"))
 }
 
 /// What makes two maps the same to programs.

@@ -155,7 +155,8 @@ impl Pins {
         Ok(())
     }
 
-    fn other_layouts(&self) -> io::Result<Vec<String>> {
+    /// Names of the folders of other layouts of the maps.
+    pub(super) fn other_layouts(&self) -> io::Result<Vec<String>> {
         let mut versions = names(&self.root)?;
         versions.retain(|version| *version != self.version);
         Ok(versions)

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use lb_common::{BackendValue, Range, ServiceKey, ServiceValue, maps};
+use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, maps, prefix::INSIDE};
 
 use super::{
     batch::full,
-    port::{Backend, Programmed, flags, key, numbers, uses},
+    port::{Backend, Programmed, between, key, numbers, uses},
+    prefix,
     services::{Row, Services, Writes, is_full},
 };
 use crate::{
@@ -27,8 +28,10 @@ pub(super) struct Plan {
     pub(super) taken: Taken,
     /// Backends that are written before the rows, with the value to put back if it fails.
     pub(super) raised: Vec<(u32, BackendValue)>,
-    /// Backends to be written after the rows: they drain.
+    /// Backends to be written after the rows: they drain, or leave a set.
     pub(super) lowered: Vec<(u32, BackendValue)>,
+    /// Rows of the map `SOURCE_RANGES` that are written before the rows.
+    pub(super) added_ranges: Vec<PrefixKey>,
 }
 
 /// What was allocated.
@@ -148,6 +151,7 @@ impl Services {
             backends,
             cluster,
             local,
+            source_ranges: prefix::source_ranges(number, service),
             found: Vec::new(),
         })
     }
@@ -204,14 +208,13 @@ impl Services {
                 continue;
             };
             let old_value = old.value(new.number, self.generation(backend.number));
-            if old_value == value {
-                continue;
-            }
-            if old.is_serving() && !backend.is_serving() {
-                plan.lowered.push((backend.number, value));
-            } else {
+            let meanwhile = between(old_value, value);
+            if meanwhile != old_value {
                 plan.raised.push((backend.number, old_value));
-                writes.backends.push(index, backend.number, value);
+                writes.backends.push(index, backend.number, meanwhile);
+            }
+            if meanwhile != value {
+                plan.lowered.push((backend.number, value));
             }
         }
         for range in &plan.taken.ranges {
@@ -224,14 +227,15 @@ impl Services {
                 writes.slots.push(index, slot, number);
             }
         }
+        let old_ranges = plan.old.as_ref().map(|old| &old.source_ranges);
+        for range in &new.source_ranges {
+            if old_ranges.is_none_or(|old| !old.contains(range)) {
+                plan.added_ranges.push(*range);
+                writes.source_ranges.push(index, *range, INSIDE);
+            }
+        }
         for (key, route) in new.keys.iter().zip(service.frontends.values()) {
-            let value = ServiceValue {
-                service: new.number,
-                near: new.range(route.near),
-                far: new.range(route.far),
-                flags: flags(route),
-                affinity: 0,
-            };
+            let value = new.row(route, service);
             let row = Row {
                 owner: new.number,
                 value,

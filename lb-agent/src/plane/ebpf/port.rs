@@ -1,11 +1,11 @@
 //! A service port as it stands in the maps, and the translation of desired state into rows.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 
 use lb_common::{
-    Address, BackendValue, Port, Range, ServiceKey, Verdict,
-    backend::{DRAINING, FREE, LOCAL, SERVING},
-    service::MASQUERADE_ALL,
+    Address, BackendValue, Port, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
+    backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
+    service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
 };
 
 use crate::{
@@ -26,6 +26,8 @@ pub(super) struct Programmed {
     pub(super) cluster: Option<Range>,
     /// Slots of the local set, if a frontend uses it; the same range where the sets are equal.
     pub(super) local: Option<Range>,
+    /// Its rows in the map `SOURCE_RANGES`.
+    pub(super) source_ranges: BTreeSet<PrefixKey>,
     /// After a restart, until first programmed: ranges that its rows had, and what was in them.
     pub(super) found: Vec<(Range, Vec<u32>)>,
 }
@@ -53,10 +55,26 @@ impl Backend {
             address: Address::from(self.socket.ip()),
             port: Port::new(self.socket.port()),
             state: if self.is_serving() { SERVING } else { DRAINING },
-            flags: if self.endpoint.on_node { LOCAL } else { 0 },
+            flags: flag(self.endpoint.on_node, LOCAL)
+                | flag(self.endpoint.cluster, IN_CLUSTER_SET)
+                | flag(self.endpoint.local, IN_LOCAL_SET),
             generation,
             service,
         }
+    }
+}
+
+const fn flag(is_so: bool, flag: u8) -> u8 {
+    if is_so { flag } else { 0 }
+}
+
+/// The row between `old` and `new` of one number: in the sets of both, so that whatever row of a service
+/// leads there, it leads to a member.
+pub(super) const fn between(old: BackendValue, new: BackendValue) -> BackendValue {
+    BackendValue {
+        state: if old.state == SERVING { old.state } else { new.state },
+        flags: new.flags | old.flags & (IN_CLUSTER_SET | IN_LOCAL_SET),
+        ..new
     }
 }
 
@@ -91,8 +109,19 @@ impl Programmed {
         ranges
     }
 
+    /// The row of a frontend.
+    pub(super) fn row(&self, route: &Route, service: &ServicePort) -> ServiceValue {
+        ServiceValue {
+            service: self.number,
+            near: self.range(route.near),
+            far: self.range(route.far),
+            flags: flags(route, service),
+            affinity: service.affinity.map_or(0, NonZeroU32::get),
+        }
+    }
+
     /// Where a route sends its clients.
-    pub(super) fn range(&self, target: Target) -> Range {
+    fn range(&self, target: Target) -> Range {
         match target {
             // The model promises that the set of such a target has members. Were it wrong, to refuse
             // is what a service without endpoints does.
@@ -142,9 +171,17 @@ fn protocol(protocol: Protocol) -> Result<u8, PlaneError> {
 }
 
 /// The flags of a frontend's row.
-pub(super) fn flags(route: &Route) -> u32 {
-    match route.masquerade {
-        Masquerade::WhereNeeded => 0,
-        Masquerade::Always => MASQUERADE_ALL,
-    }
+fn flags(route: &Route, service: &ServicePort) -> u32 {
+    let is_local = |target| target == Target::Local;
+    let node_is_refused = route.restricted && !service.allowed_sources.node;
+    [
+        (route.masquerade == Masquerade::Always, MASQUERADE_ALL),
+        (is_local(route.near), NEAR_IS_LOCAL),
+        (is_local(route.far), FAR_IS_LOCAL),
+        (route.restricted, RESTRICTED),
+        (node_is_refused, NODE_IS_REFUSED),
+    ]
+    .into_iter()
+    .filter(|(is_so, _)| *is_so)
+    .fold(0, |flags, (_, flag)| flags | flag)
 }

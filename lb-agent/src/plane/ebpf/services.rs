@@ -1,25 +1,28 @@
-//! Keeps the maps of services, slots and backends as desired.
+//! Keeps the maps as desired.
 //!
-//! Order of a change: backends, slots, rows of services; then, once nothing points there any more,
-//! rows that go, backends that go or drain. Ranges of slots and numbers that were in use rest for a
-//! second before they mean something else. A service port that fails at any step is put back as it
-//! was, and the others go on.
+//! Order of a change (`write`): addresses that are less than they were; backends, slots, source ranges,
+//! rows of services; then, once nothing points there any more (`settle`), rows that go, source ranges
+//! that go, backends that go, drain or leave a set; then addresses that are more than they were, and
+//! networks. So a client never meets an address without its frontends, a row without its slots, or a
+//! restriction without its ranges. Ranges of slots and numbers that were in use rest for a second before
+//! they mean something else. A service port that fails at any step is put back as it was, and the others
+//! go on.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    io,
-    net::IpAddr,
-};
+mod settle;
+mod write;
 
-use lb_common::{Address, AddressValue, BackendValue, Range, ServiceKey, ServiceValue, address::NODE_PORTS, maps};
-use tracing::error;
+use std::{collections::HashMap, io};
+
+use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, ServiceValue};
 
 use super::{
+    addresses::{Addresses, Extent},
     adopt::Found,
-    batch::{Batch, Written, refused},
+    batch::Batch,
+    networks::Networks,
     numbers::Numbers,
     plan::Plan,
-    port::{Backend, Programmed, freed},
+    port::Programmed,
     ranges::Ranges,
     table::Tables,
 };
@@ -57,7 +60,11 @@ pub(super) struct Services {
     /// Whose service number is whose.
     pub(super) service_numbers: Numbers,
     /// The map `ADDRESSES`.
-    pub(super) node_addresses: BTreeMap<Address, AddressValue>,
+    pub(super) addresses: Addresses,
+    /// The map `CIDRS`.
+    pub(super) networks: Networks,
+    /// Backends of UDP have stopped serving.
+    pub(super) has_lost_udp: bool,
     /// What an earlier agent left, until the first complete state comes.
     pub(super) found: Option<Found>,
     /// What has to wait until nothing points there.
@@ -69,8 +76,14 @@ pub(super) struct Services {
 pub(super) struct Later {
     /// Rows to delete, unless they have another owner by then.
     pub(super) rows: Vec<(ServiceKey, u32)>,
-    /// Backends that drain, go, or are put back.
+    /// Source ranges to delete.
+    pub(super) source_ranges: Vec<PrefixKey>,
+    /// Service ports that are gone: their numbers rest from when no row and no source range has them.
+    pub(super) service_numbers: Vec<u32>,
+    /// Backends that drain, leave a set, go, or are put back.
     pub(super) backends: Vec<(u32, BackendValue)>,
+    /// Some of those are of UDP and stop serving.
+    pub(super) ends_udp: bool,
 }
 
 /// Writes that make a change.
@@ -78,6 +91,7 @@ pub(super) struct Later {
 pub(super) struct Writes {
     pub(super) backends: Batch<u32, BackendValue>,
     pub(super) slots: Batch<u32, u32>,
+    pub(super) source_ranges: Batch<PrefixKey, u32>,
     pub(super) rows: Batch<ServiceKey, ServiceValue>,
     /// How many of `rows` are new ones.
     pub(super) new_rows: usize,
@@ -104,6 +118,9 @@ impl Services {
             .map(|(name, service)| (name, Some(service)))
             .chain(gone.iter().map(|name| (name, None)));
         let mut outcome = Outcome::default();
+        self.addresses.replace(state);
+        self.networks.replace(state);
+        self.lessen_addresses(&mut outcome);
         let (failed, _) = self.program(wanted, &mut outcome);
         if failed.iter().any(|(_, error)| is_full(error)) {
             // What is in the way may be left from before, and resting. It is better to let go of it
@@ -114,7 +131,7 @@ impl Services {
         } else {
             outcome.failed = named(failed);
         }
-        self.replace_node_addresses(&state.node_port_addresses, &mut outcome);
+        self.write_addresses(&mut outcome);
         outcome
     }
 
@@ -128,9 +145,12 @@ impl Services {
                 source: io::ErrorKind::NotConnected.into(),
             };
             outcome.failed = change.services.keys().map(|n| (n.clone(), early())).collect();
-            outcome.node_addresses = change.node_port_addresses.is_some().then(early);
+            outcome.addresses = change.has_addresses().then(early);
             return outcome;
         }
+        self.addresses.change(change);
+        self.networks.change(change);
+        self.lessen_addresses(&mut outcome);
         let wanted = change.services.iter().map(|(name, s)| (name, s.as_ref()));
         let (failed, deleted) = self.program(wanted, &mut outcome);
         if failed.iter().any(|(_, error)| is_full(error)) && deleted > 0 {
@@ -139,10 +159,24 @@ impl Services {
         } else {
             outcome.failed = named(failed);
         }
-        if let Some(addresses) = &change.node_port_addresses {
-            self.replace_node_addresses(addresses, &mut outcome);
-        }
+        self.write_addresses(&mut outcome);
         outcome
+    }
+
+    /// Takes from addresses what they have lost, before rows go: in between, a client is served still, where
+    /// it would be refused by an address that has no frontend any more. What fails is left to
+    /// [`Self::write_addresses`].
+    fn lessen_addresses(&mut self, outcome: &mut Outcome) {
+        let table = &mut *self.tables.addresses;
+        let _ = self.addresses.write(table, Extent::Losses, &mut outcome.writes);
+    }
+
+    /// Writes addresses and networks as they are to be; by now their frontends are there.
+    fn write_addresses(&mut self, outcome: &mut Outcome) {
+        let table = &mut *self.tables.addresses;
+        let addresses = self.addresses.write(table, Extent::All, &mut outcome.writes);
+        let networks = self.networks.write(&mut *self.tables.cidrs, &mut outcome.writes);
+        outcome.addresses = addresses.and(networks).err();
     }
 
     /// A second has gone by.
@@ -214,246 +248,6 @@ impl Services {
                 None => outcome.programmed += 1,
                 Some(error) => failed.push((wanted, error)),
             }
-        }
-    }
-
-    /// Writes, make before break. Returns each row of a service that was written, with what was
-    /// there before.
-    fn write(
-        &mut self,
-        writes: Writes,
-        failures: &mut [Option<PlaneError>],
-        outcome: &mut Outcome,
-    ) -> Vec<(usize, ServiceKey, Option<Row>)> {
-        if !self.later.backends.is_empty() {
-            // A number that comes to life again must not be freed by what an earlier change left.
-            let revived: BTreeSet<u32> = writes.backends.keys().iter().copied().collect();
-            self.later.backends.retain(|(n, _)| !revived.contains(n));
-        }
-        let capacity = self.tables.backends.capacity();
-        outcome.writes += writes.backends.write(
-            &mut *self.tables.backends,
-            failures,
-            |error| refused(maps::BACKENDS, capacity, error),
-            |_| {},
-        );
-        let capacity = self.tables.slots.capacity();
-        outcome.writes += writes.slots.write(
-            &mut *self.tables.slots,
-            failures,
-            |error| refused(maps::SLOTS, capacity, error),
-            |_| {},
-        );
-        let capacity = self.tables.services.capacity();
-        let rows = &mut self.rows;
-        let mut before = Vec::with_capacity(writes.rows.len());
-        outcome.writes += writes.rows.write(
-            &mut *self.tables.services,
-            failures,
-            |error| refused(maps::SERVICES, capacity, error),
-            |Written { plan, key, value }| {
-                let owner = value.service;
-                before.push((plan, key, rows.insert(key, Row { owner, value })));
-            },
-        );
-        before
-    }
-
-    /// Undoes the rows of service ports that failed after some of theirs were written.
-    fn put_back(
-        &mut self,
-        before: Vec<(usize, ServiceKey, Option<Row>)>,
-        plans: &[Plan],
-        failures: &[Option<PlaneError>],
-        outcome: &mut Outcome,
-    ) {
-        for (plan, key, row) in before.into_iter().rev() {
-            if failures[plan].is_none() || self.rows.get(&key).map(|row| row.owner) != Some(plans[plan].number) {
-                continue;
-            }
-            outcome.writes += 1;
-            let result = match row {
-                Some(row) => self.tables.services.set(&[key], &[row.value]),
-                None => self.tables.services.remove(&[key]),
-            };
-            match (result, row) {
-                (Ok(()), Some(row)) => {
-                    self.rows.insert(key, row);
-                }
-                (Ok(()), None) => {
-                    self.rows.remove(&key);
-                }
-                // `rows` goes on saying what is there, so the next change writes over it.
-                (Err(partial), _) => {
-                    error!(?key, error = %partial.error, "cannot put back a row of map SERVICES");
-                }
-            }
-        }
-    }
-
-    /// The new state stands: lets go of what the old one had and the new one has not.
-    fn commit(&mut self, plan: Plan) -> Option<Programmed> {
-        self.later.backends.extend(plan.lowered);
-        let Some(old) = plan.old else {
-            return plan.new;
-        };
-        let kept_ranges: BTreeSet<u32> = plan
-            .new
-            .iter()
-            .flat_map(|new| [new.cluster, new.local])
-            .flatten()
-            .map(|range| range.base)
-            .collect();
-        for (range, _) in old.ranges() {
-            if !kept_ranges.contains(&range.base) {
-                self.slots.retire(range);
-            }
-        }
-        let kept_keys: BTreeSet<&ServiceKey> = plan.new.iter().flat_map(|new| &new.keys).collect();
-        for key in old.keys.iter().filter(|key| !kept_keys.contains(key)) {
-            self.later.rows.push((*key, old.number));
-        }
-        for backend in &old.backends {
-            let kept = plan.new.as_ref().and_then(|new| new.backend(&backend.socket));
-            if kept.is_none_or(|kept| kept.number != backend.number) {
-                self.free_backend(old.number, backend);
-            }
-        }
-        if plan.new.is_none() {
-            self.service_numbers.retire(old.number);
-        }
-        plan.new
-    }
-
-    /// The old state stands: lets go of what the new one would have had.
-    fn roll_back(&mut self, plan: Plan) -> Option<Programmed> {
-        self.later.backends.extend(plan.raised);
-        for range in plan.taken.ranges {
-            self.slots.retire(range);
-        }
-        let taken: BTreeSet<u32> = plan.taken.backends.into_iter().collect();
-        if let Some(new) = &plan.new {
-            for backend in new.backends.iter().filter(|b| taken.contains(&b.number)) {
-                self.free_backend(new.number, backend);
-            }
-        }
-        if let Some(number) = plan.taken.service {
-            self.service_numbers.retire(number);
-        }
-        plan.old
-    }
-
-    /// Marks a backend of a service port as gone, and lets its number rest.
-    fn free_backend(&mut self, service: u32, backend: &Backend) {
-        let value = backend.value(service, self.generation(backend.number));
-        self.later.backends.push((backend.number, freed(value)));
-        self.backend_numbers.retire(backend.number);
-    }
-
-    /// The generation last written for a number.
-    pub(super) fn generation(&self, number: u32) -> u32 {
-        self.generations.get(number as usize).copied().unwrap_or(0)
-    }
-
-    /// Does what had to wait. What fails now is tried again with the next change or tick.
-    /// Returns how many rows of services were deleted.
-    fn finish(&mut self, outcome: &mut Outcome) -> usize {
-        let rows = std::mem::take(&mut self.later.rows);
-        let keys: Vec<ServiceKey> = rows
-            .into_iter()
-            .filter(|(key, owner)| self.rows.get(key).is_some_and(|row| row.owner == *owner))
-            .map(|(key, _)| key)
-            .collect();
-        let result = self.tables.services.remove(&keys);
-        let deleted = result.as_ref().map_or_else(|partial| partial.done, |()| keys.len());
-        outcome.writes += deleted;
-        for key in &keys[..deleted] {
-            self.rows.remove(key);
-        }
-        if let Err(partial) = result {
-            error!(error = %partial.error, "cannot delete a row of map SERVICES");
-            for key in &keys[deleted..] {
-                // The number of its owner may be given to another meanwhile.
-                if let Some(row) = self.rows.get_mut(key) {
-                    row.owner = 0;
-                }
-                self.later.rows.push((*key, 0));
-            }
-            // What those rows lead to has to stay.
-            return deleted;
-        }
-
-        let (numbers, values): (Vec<_>, Vec<_>) = std::mem::take(&mut self.later.backends).into_iter().unzip();
-        let result = self.tables.backends.set(&numbers, &values);
-        let done = result.as_ref().map_or_else(|partial| partial.done, |()| numbers.len());
-        outcome.writes += done;
-        if let Err(partial) = result {
-            error!(error = %partial.error, "cannot write to map BACKENDS");
-            let left = numbers.into_iter().zip(values).skip(done);
-            self.later.backends.extend(left);
-        }
-        deleted
-    }
-
-    /// Makes `addresses` those on which NodePorts are served.
-    fn replace_node_addresses(&mut self, addresses: &BTreeSet<IpAddr>, outcome: &mut Outcome) {
-        let value = AddressValue { flags: NODE_PORTS };
-        let wanted: BTreeSet<Address> = addresses.iter().copied().map(Address::from).collect();
-        let new: Vec<Address> = wanted
-            .iter()
-            .filter(|address| self.node_addresses.get(address) != Some(&value))
-            .copied()
-            .collect();
-        let gone: Vec<Address> = self
-            .node_addresses
-            .keys()
-            .filter(|address| !wanted.contains(address))
-            .copied()
-            .collect();
-
-        let result = self.tables.addresses.set(&new, &vec![value; new.len()]);
-        let done = result.as_ref().map_or_else(|partial| partial.done, |()| new.len());
-        self.node_addresses
-            .extend(new[..done].iter().map(|address| (*address, value)));
-        outcome.writes += done;
-        let removed = self.tables.addresses.remove(&gone);
-        let done = removed.as_ref().map_or_else(|partial| partial.done, |()| gone.len());
-        for address in &gone[..done] {
-            self.node_addresses.remove(address);
-        }
-        outcome.writes += done;
-        outcome.node_addresses = result.and(removed).err().map(|partial| PlaneError::Kernel {
-            what: format!("map {} ({} entries)", maps::ADDRESSES, self.tables.addresses.capacity()),
-            source: partial.error,
-        });
-    }
-
-    /// Takes the next free number for a backend, and makes it another generation.
-    pub(super) fn allocate_backend(&mut self) -> Option<u32> {
-        let number = self.backend_numbers.allocate()?;
-        let at = number as usize;
-        if self.generations.len() <= at {
-            self.generations.resize(at + 1, 0);
-        }
-        self.generations[at] = self.generations[at].wrapping_add(1);
-        Some(number)
-    }
-
-    /// Gives back at once what a plan took that was never written.
-    pub(super) fn give_back(&mut self, taken: super::plan::Taken) {
-        let super::plan::Taken {
-            service,
-            backends,
-            ranges,
-        } = taken;
-        if let Some(number) = service {
-            self.service_numbers.free(number);
-        }
-        for number in backends {
-            self.backend_numbers.free(number);
-        }
-        for range in ranges {
-            self.slots.free(range);
         }
     }
 }

@@ -1,5 +1,7 @@
-//! The commands of bpf(2) that aya has no call for: batches of map rows, links by interface index,
+//! The commands of bpf(2) that aya has no call for: rows of maps (`rows`), links by interface index,
 //! and what a link says about itself.
+
+mod rows;
 
 use std::{
     ffi::CString,
@@ -12,7 +14,6 @@ use std::{
     path::Path,
 };
 
-use aya::Pod;
 use aya_obj::generated::{
     BPF_F_BEFORE,
     bpf_attach_type::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS},
@@ -21,17 +22,10 @@ use aya_obj::generated::{
     bpf_prog_info,
 };
 
+pub(super) use rows::{Cursor, Partial, delete, delete_batch, look_up, next_key, read_batch, update, update_batch};
+
 /// How many programs the kernel lets share one TCX hook (`BPF_MPROG_MAX`).
 const TCX_CHAIN_MAX: usize = 64;
-
-/// Part of a batch was done.
-#[derive(Debug)]
-pub(super) struct Partial {
-    /// How many rows, from the front.
-    pub(super) done: usize,
-    /// Why the next one failed.
-    pub(super) error: io::Error,
-}
 
 /// Which way packets go at a hook on a link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -133,128 +127,6 @@ fn number(fd: BorrowedFd<'_>) -> u32 {
 
 fn c_path(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct BatchAttr {
-    in_batch: u64,
-    out_batch: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map: u32,
-    elem_flags: u64,
-    flags: u64,
-}
-
-/// Writes `values[i]` to `keys[i]`, in this order, up to the first that fails.
-///
-/// # Safety
-/// `K` and `V` have the sizes of the map's keys and values.
-pub(super) unsafe fn update_batch<K: Pod, V: Pod>(
-    map: BorrowedFd<'_>,
-    keys: &[K],
-    values: &[V],
-) -> Result<(), Partial> {
-    assert_eq!(keys.len(), values.len(), "one value a key");
-    let attr = BatchAttr {
-        keys: keys.as_ptr() as u64,
-        values: values.as_ptr() as u64,
-        map: number(map),
-        ..BatchAttr::default()
-    };
-    // SAFETY: both slices live across the call and hold `keys.len()` elements of the map's sizes.
-    unsafe { write_batch(BPF_MAP_UPDATE_BATCH, keys.len(), attr) }
-}
-
-/// Deletes `keys`, in this order, up to the first that fails.
-///
-/// # Safety
-/// `K` has the size of the map's keys.
-pub(super) unsafe fn delete_batch<K: Pod>(map: BorrowedFd<'_>, keys: &[K]) -> Result<(), Partial> {
-    let attr = BatchAttr {
-        keys: keys.as_ptr() as u64,
-        map: number(map),
-        ..BatchAttr::default()
-    };
-    // SAFETY: `keys` lives across the call and holds elements of the map's key size.
-    unsafe { write_batch(BPF_MAP_DELETE_BATCH, keys.len(), attr) }
-}
-
-/// # Safety
-/// The pointers of `attr` are good for `count` elements, as `command` uses them.
-unsafe fn write_batch(command: bpf_cmd, count: usize, mut attr: BatchAttr) -> Result<(), Partial> {
-    if count == 0 {
-        return Ok(());
-    }
-    let Ok(asked) = u32::try_from(count) else {
-        return Err(Partial {
-            done: 0,
-            error: io::Error::from_raw_os_error(libc::E2BIG),
-        });
-    };
-    attr.count = asked;
-    // SAFETY: the caller's contract.
-    match unsafe { bpf(command, &mut attr) } {
-        Ok(_) => Ok(()),
-        // The kernel says how many it did, except when it refuses the call as a whole: then it
-        // leaves the number that it was asked for.
-        Err(error) => Err(Partial {
-            done: if attr.count < asked { attr.count as usize } else { 0 },
-            error,
-        }),
-    }
-}
-
-/// Where a walk over a map stands.
-#[derive(Default)]
-pub(super) struct Cursor {
-    /// The kernel's token: a bucket of a hash, the last index of an array.
-    token: u32,
-    started: bool,
-}
-
-/// Reads the next rows of a hash or an array into the two buffers, which are of one length. Returns
-/// how many, and whether there are more.
-///
-/// # Safety
-/// `K` and `V` have the sizes of the map's keys and values.
-pub(super) unsafe fn read_batch<K: Pod, V: Pod>(
-    map: BorrowedFd<'_>,
-    cursor: &mut Cursor,
-    keys: &mut [K],
-    values: &mut [V],
-) -> io::Result<(usize, bool)> {
-    assert_eq!(keys.len(), values.len(), "one value a key");
-    let mut next = 0_u32;
-    let mut attr = BatchAttr {
-        in_batch: if cursor.started {
-            std::ptr::from_ref(&cursor.token) as u64
-        } else {
-            0
-        },
-        out_batch: std::ptr::from_mut(&mut next) as u64,
-        keys: keys.as_mut_ptr() as u64,
-        values: values.as_mut_ptr() as u64,
-        count: u32::try_from(keys.len()).unwrap_or(u32::MAX),
-        map: number(map),
-        ..BatchAttr::default()
-    };
-    // SAFETY: the buffers hold `count` elements of the map's sizes; the tokens are four bytes, which
-    // is what a hash wants, and an array, whose token is a key. `Pod` makes any bytes a value.
-    let result = unsafe { bpf(BPF_MAP_LOOKUP_BATCH, &mut attr) };
-    let more = match result {
-        Ok(_) => true,
-        // The end; the count is good.
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => false,
-        Err(error) => return Err(error),
-    };
-    *cursor = Cursor {
-        token: next,
-        started: true,
-    };
-    Ok((attr.count as usize, more))
 }
 
 #[repr(C)]

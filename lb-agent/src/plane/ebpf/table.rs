@@ -8,7 +8,7 @@ use std::{
 };
 
 use aya::{Pod, maps::MapData};
-use lb_common::{Address, AddressValue, BackendValue, ServiceKey, ServiceValue};
+use lb_common::{Address, AddressValue, BackendValue, PrefixKey, ServiceKey, ServiceValue};
 
 use super::sys::{self, Cursor, Partial};
 
@@ -16,8 +16,11 @@ use super::sys::{self, Cursor, Partial};
 const RETRIES: usize = 16;
 /// Rows that one call reads. More than any bucket of a hash ever holds.
 const READ_BATCH: usize = 4096;
+/// What the kernel says to a batch call that it has not for this type of map. Tries have them from
+/// kernel 5.13 on. (`include/linux/errno.h`; not meant for programs, so libc does not name it.)
+const ENOTSUPP: i32 = 524;
 
-/// A hash or an array in the kernel.
+/// A hash, an array or a trie in the kernel.
 pub(super) trait Table<K, V> {
     /// How many rows fit.
     fn capacity(&self) -> u32;
@@ -27,6 +30,9 @@ pub(super) trait Table<K, V> {
 
     /// Deletes rows, in this order, up to the first that fails. One that is not there is no failure.
     fn remove(&mut self, keys: &[K]) -> Result<(), Partial>;
+
+    /// The row of exactly this key: a trie is asked with the key of a prefix that it may hold.
+    fn get(&self, key: &K) -> io::Result<Option<V>>;
 
     /// Shows every row to `visit`, until that returns `false`. An array shows each of its indices,
     /// in order.
@@ -43,9 +49,13 @@ pub(super) struct Tables {
     pub(super) backends: Box<dyn Table<u32, BackendValue> + Send>,
     /// Addresses of the node, and ClusterIPs.
     pub(super) addresses: Box<dyn Table<Address, AddressValue> + Send>,
+    /// Clients of restricted frontends.
+    pub(super) source_ranges: Box<dyn Table<PrefixKey, u32> + Send>,
+    /// Networks of pods and of services.
+    pub(super) cidrs: Box<dyn Table<PrefixKey, u32> + Send>,
 }
 
-/// A map in the kernel. Needs the batch calls of kernel 5.6.
+/// A map in the kernel. Needs the batch calls of kernel 5.6 for hashes and arrays.
 pub(super) struct BpfTable<K, V> {
     map: OwnedFd,
     capacity: u32,
@@ -77,18 +87,28 @@ impl<K: Pod, V: Pod> Table<K, V> for BpfTable<K, V> {
     }
 
     fn set(&mut self, keys: &[K], values: &[V]) -> Result<(), Partial> {
+        let map = self.map.as_fd();
         persist(keys.len(), |from| {
+            let (keys, values) = (&keys[from..], &values[from..]);
             // SAFETY: `new` has compared the sizes.
-            unsafe { sys::update_batch(self.map.as_fd(), &keys[from..], &values[from..]) }
+            or_each(unsafe { sys::update_batch(map, keys, values) }, keys.len(), |i| {
+                // SAFETY: as above.
+                unsafe { sys::update(map, &keys[i], &values[i]) }
+            })
         })
     }
 
     fn remove(&mut self, keys: &[K]) -> Result<(), Partial> {
+        let map = self.map.as_fd();
         let mut from = 0;
         loop {
             let result = persist(keys.len() - from, |done| {
+                let keys = &keys[from + done..];
                 // SAFETY: `new` has compared the sizes.
-                unsafe { sys::delete_batch(self.map.as_fd(), &keys[from + done..]) }
+                or_each(unsafe { sys::delete_batch(map, keys) }, keys.len(), |i| {
+                    // SAFETY: as above.
+                    unsafe { sys::delete(map, &keys[i]) }
+                })
             });
             match result {
                 Ok(()) => return Ok(()),
@@ -105,13 +125,24 @@ impl<K: Pod, V: Pod> Table<K, V> for BpfTable<K, V> {
         }
     }
 
+    fn get(&self, key: &K) -> io::Result<Option<V>> {
+        let mut value = zero::<V>();
+        // SAFETY: `new` has compared the sizes.
+        let found = unsafe { sys::look_up(self.map.as_fd(), key, &mut value) }?;
+        Ok(found.then_some(value))
+    }
+
     fn read(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()> {
         let mut keys = vec![zero::<K>(); READ_BATCH];
         let mut values = vec![zero::<V>(); READ_BATCH];
         let mut cursor = Cursor::default();
         loop {
             // SAFETY: `new` has compared the sizes.
-            let (count, more) = unsafe { sys::read_batch(self.map.as_fd(), &mut cursor, &mut keys, &mut values) }?;
+            let read = unsafe { sys::read_batch(self.map.as_fd(), &mut cursor, &mut keys, &mut values) };
+            let (count, more) = match read {
+                Err(error) if error.raw_os_error() == Some(ENOTSUPP) => return self.read_each(visit),
+                read => read?,
+            };
             for (key, value) in keys.iter().zip(&values).take(count) {
                 if !visit(*key, *value) {
                     return Ok(());
@@ -121,6 +152,38 @@ impl<K: Pod, V: Pod> Table<K, V> for BpfTable<K, V> {
                 return Ok(());
             }
         }
+    }
+}
+
+impl<K: Pod, V: Pod> BpfTable<K, V> {
+    /// Shows one row after the other.
+    fn read_each(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()> {
+        let mut last = None;
+        let mut key = zero::<K>();
+        // SAFETY: `new` has compared the sizes.
+        while unsafe { sys::next_key(self.map.as_fd(), last.as_ref(), &mut key) }? {
+            if let Some(value) = self.get(&key)?
+                && !visit(key, value)
+            {
+                break;
+            }
+            last = Some(key);
+        }
+        Ok(())
+    }
+}
+
+/// What came of a batch; where the kernel has none for this map, of a call for each row instead.
+fn or_each(
+    batch: Result<(), Partial>,
+    rows: usize,
+    mut call: impl FnMut(usize) -> io::Result<()>,
+) -> Result<(), Partial> {
+    match batch {
+        Err(partial) if partial.error.raw_os_error() == Some(ENOTSUPP) => {
+            (0..rows).try_for_each(|done| call(done).map_err(|error| Partial { done, error }))
+        }
+        batch => batch,
     }
 }
 

@@ -1,7 +1,12 @@
 //! The programming of the maps, on maps in memory that can be full, fail, and hold junk.
 
+mod addresses;
+mod hold;
+mod inspect;
 mod maps;
 mod properties;
+mod source_ranges;
+mod udp;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -112,7 +117,7 @@ fn web(endpoints: &[(&str, Endpoint)]) -> ServicePort {
 #[track_caller]
 fn assert_all_well(outcome: &Outcome) {
     assert!(outcome.failed.is_empty(), "{:?}", outcome.failed);
-    assert!(outcome.node_addresses.is_none());
+    assert!(outcome.addresses.is_none(), "{:?}", outcome.addresses);
 }
 
 #[test]
@@ -156,6 +161,7 @@ fn a_thousand_services_take_few_calls() {
     let state = state(&services);
     assert_all_well(&maps.agent().replace(&state));
     maps.assert_hold(&state);
+    // Backends, slots, rows; the address for NodePorts.
     assert!(maps.calls() <= 4, "{}", maps.calls());
 
     let outcome = maps.agent().replace(&state);

@@ -1,29 +1,21 @@
-//! Maps in memory, and what they have to say.
+//! Maps in memory.
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::BTreeMap,
     io,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex},
 };
 
-use lb_common::{
-    Address, AddressValue, BackendValue, Port, Range, ServiceKey, ServiceValue, Verdict,
-    address::NODE_PORTS,
-    backend::{DRAINING, FREE, LOCAL, SERVING},
-    service::MASQUERADE_ALL,
-};
+use lb_common::{Address, AddressValue, BackendValue, Port, PrefixKey, ServiceKey, ServiceValue, backend::FREE};
 
 use super::frontend;
-use crate::{
-    desired::{Endpoint, Masquerade, State, Target},
-    plane::ebpf::{
-        port,
-        services::Services,
-        sys::Partial,
-        table::{Table, Tables},
-    },
+use crate::plane::ebpf::{
+    port,
+    services::Services,
+    sys::Partial,
+    table::{Table, Tables},
 };
 
 /// A map in memory.
@@ -79,9 +71,9 @@ impl<K, V> Memory<K, V> {
 }
 
 /// What is looked at after each single write, as a program on another processor might.
-type Observer = Arc<dyn Fn() + Send + Sync>;
+pub(super) type Observer = Arc<dyn Fn() + Send + Sync>;
 
-/// A hash.
+/// A hash, or a trie of which nobody asks for anything but its rows.
 struct HashTable<K, V>(Shared<K, V>, Observer);
 /// An array: all its indices exist.
 struct ArrayTable<V>(Shared<u32, V>, Observer);
@@ -124,6 +116,10 @@ impl<K: Ord + Copy, V: Copy> Table<K, V> for HashTable<K, V> {
         })
     }
 
+    fn get(&self, key: &K) -> io::Result<Option<V>> {
+        Ok(self.0.with(|memory| memory.rows.get(key).copied()))
+    }
+
     fn read(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()> {
         self.0.with(|memory| {
             for (key, value) in &memory.rows {
@@ -153,6 +149,13 @@ impl<V: Copy + Default> Table<u32, V> for ArrayTable<V> {
         panic!("an array has no deletions");
     }
 
+    fn get(&self, key: &u32) -> io::Result<Option<V>> {
+        Ok(self.0.with(|memory| {
+            let value = memory.rows.get(key).copied().unwrap_or_default();
+            (*key < memory.capacity).then_some(value)
+        }))
+    }
+
     fn read(&self, visit: &mut dyn FnMut(u32, V) -> bool) -> io::Result<()> {
         self.0.with(|memory| {
             for index in 0..memory.capacity {
@@ -173,6 +176,8 @@ pub(super) struct Maps {
     pub(super) slots: Shared<u32, u32>,
     pub(super) backends: Shared<u32, BackendValue>,
     pub(super) addresses: Shared<Address, AddressValue>,
+    pub(super) source_ranges: Shared<PrefixKey, u32>,
+    pub(super) cidrs: Shared<PrefixKey, u32>,
 }
 
 impl Maps {
@@ -181,7 +186,16 @@ impl Maps {
             services: Shared::new(services),
             slots: Shared::new(slots),
             backends: Shared::new(backends),
-            addresses: Shared::new(16),
+            addresses: Shared::new(64),
+            source_ranges: Shared::new(64),
+            cidrs: Shared::new(32),
+        }
+    }
+
+    pub(super) fn with_source_ranges(self, capacity: u32) -> Self {
+        Self {
+            source_ranges: Shared::new(capacity),
+            ..self
         }
     }
 
@@ -201,27 +215,30 @@ impl Maps {
         self.start(Arc::new(move || maps.assert_serve()))
     }
 
-    fn start(&self, observer: Observer) -> Services {
-        Services::open(Tables {
+    /// An agent that is watched by `observer`.
+    pub(super) fn start(&self, observer: Observer) -> Services {
+        Services::open(self.tables(observer)).unwrap()
+    }
+
+    /// The maps as an agent opens them.
+    pub(super) fn tables(&self, observer: Observer) -> Tables {
+        Tables {
             services: Box::new(HashTable(self.services.clone(), Arc::clone(&observer))),
             slots: Box::new(ArrayTable(self.slots.clone(), Arc::clone(&observer))),
             backends: Box::new(ArrayTable(self.backends.clone(), Arc::clone(&observer))),
-            addresses: Box::new(HashTable(self.addresses.clone(), observer)),
-        })
-        .unwrap()
-    }
-
-    fn assert_serve(&self) {
-        let rows = self.services.with(|memory| memory.rows.clone());
-        for value in rows.values() {
-            for range in [value.near, value.far] {
-                self.endpoints(value.service, range);
-            }
+            addresses: Box::new(HashTable(self.addresses.clone(), Arc::clone(&observer))),
+            source_ranges: Box::new(HashTable(self.source_ranges.clone(), Arc::clone(&observer))),
+            cidrs: Box::new(HashTable(self.cidrs.clone(), observer)),
         }
     }
 
     pub(super) fn calls(&self) -> usize {
-        self.services.with(|m| m.calls) + self.slots.with(|m| m.calls) + self.backends.with(|m| m.calls)
+        self.services.with(|m| m.calls)
+            + self.slots.with(|m| m.calls)
+            + self.backends.with(|m| m.calls)
+            + self.addresses.with(|m| m.calls)
+            + self.source_ranges.with(|m| m.calls)
+            + self.cidrs.with(|m| m.calls)
     }
 
     pub(super) fn row(&self, dialled: &str) -> Option<ServiceValue> {
@@ -242,109 +259,5 @@ impl Maps {
                 })
                 .map(|(number, value)| (*number, *value))
         })
-    }
-
-    /// The endpoints that a client of `range` may be sent to.
-    fn endpoints(&self, service: u32, range: Range) -> BTreeSet<SocketAddr> {
-        let numbers: Vec<u32> = self.slots.with(|memory| {
-            (range.base..range.base + range.count)
-                .map(|slot| memory.rows.get(&slot).copied().unwrap_or(0))
-                .collect()
-        });
-        self.backends.with(|memory| {
-            numbers
-                .iter()
-                .map(|number| {
-                    assert_ne!(*number, 0, "a slot in use holds nobody's number");
-                    let value = memory.rows[number];
-                    assert_eq!(value.state, SERVING, "backend {number}: {value:?}");
-                    assert_eq!(value.service, service, "backend {number}: {value:?}");
-                    SocketAddr::new(IpAddr::from(value.address), value.port.get())
-                })
-                .collect()
-        })
-    }
-
-    /// Whether the maps say what `state` says, and nothing else.
-    pub(super) fn assert_hold(&self, state: &State) {
-        let rows = self.services.with(|memory| memory.rows.clone());
-        let mut expected_rows = 0;
-        let mut numbers = BTreeMap::new();
-        let mut used_slots: HashMap<u32, u32> = HashMap::new();
-        for (name, service) in &state.services {
-            for (frontend, route) in &service.frontends {
-                expected_rows += 1;
-                let value = rows
-                    .get(&port::key(frontend).unwrap())
-                    .unwrap_or_else(|| panic!("{name}: no row for {frontend}"));
-                assert_ne!(value.service, 0);
-                let other = numbers.insert(value.service, name);
-                assert!(other.is_none_or(|other| other == name), "{name} and {other:?}");
-                assert_eq!(
-                    value.flags,
-                    match route.masquerade {
-                        Masquerade::WhereNeeded => 0,
-                        Masquerade::Always => MASQUERADE_ALL,
-                    }
-                );
-                for (target, range) in [(route.near, value.near), (route.far, value.far)] {
-                    for slot in range.base..range.base + range.count {
-                        let owner = *used_slots.entry(slot).or_insert(value.service);
-                        assert_eq!(owner, value.service, "slot {slot} has two owners");
-                    }
-                    let set = |is_in: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<SocketAddr> {
-                        let members = service.endpoints.iter().filter(|(_, e)| is_in(e));
-                        members.map(|(socket, _)| *socket).collect()
-                    };
-                    let expected = match target {
-                        Target::Cluster => set(&|e| e.cluster),
-                        Target::Local => set(&|e| e.local),
-                        Target::Reject | Target::Drop => BTreeSet::new(),
-                    };
-                    assert_eq!(range.count as usize, expected.len(), "{name} {frontend}");
-                    assert_eq!(self.endpoints(value.service, range), expected);
-                    if range.count == 0 {
-                        let verdict = match target {
-                            Target::Drop => Verdict::Drop,
-                            _ => Verdict::Reject,
-                        };
-                        assert_eq!(range.verdict(), verdict, "{name} {frontend}");
-                    }
-                }
-            }
-        }
-        assert_eq!(rows.len(), expected_rows, "rows of nobody");
-
-        let mut backends: Vec<(SocketAddr, u8, u8)> = self.backends.with(|memory| {
-            let taken = memory.rows.values().filter(|value| value.state != FREE);
-            taken
-                .map(|value| {
-                    let socket = SocketAddr::new(IpAddr::from(value.address), value.port.get());
-                    (socket, value.state, value.flags)
-                })
-                .collect()
-        });
-        let mut expected: Vec<(SocketAddr, u8, u8)> = state
-            .services
-            .values()
-            .filter(|service| !service.frontends.is_empty())
-            .flat_map(|service| service.endpoints.iter().map(move |endpoint| (service, endpoint)))
-            .map(|(service, (socket, endpoint))| {
-                let uses = |target| service.frontends.values().any(|r| r.near == target || r.far == target);
-                let serving = endpoint.cluster && uses(Target::Cluster) || endpoint.local && uses(Target::Local);
-                let state = if serving { SERVING } else { DRAINING };
-                (*socket, state, if endpoint.on_node { LOCAL } else { 0 })
-            })
-            .collect();
-        backends.sort_unstable();
-        expected.sort_unstable();
-        assert_eq!(backends, expected);
-
-        let addresses = self.addresses.with(|memory| memory.rows.clone());
-        let expected = state.node_port_addresses.iter().map(|address| {
-            let value = AddressValue { flags: NODE_PORTS };
-            (Address::from(*address), value)
-        });
-        assert_eq!(addresses, expected.collect());
     }
 }

@@ -1,0 +1,154 @@
+//! The map `ADDRESSES`: addresses of the node that serve NodePorts, and ClusterIPs.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    io,
+    net::IpAddr,
+};
+
+use lb_common::{
+    Address, AddressValue,
+    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    maps,
+};
+
+use super::{batch::refused, table::Table};
+use crate::{
+    desired::{Change, State},
+    plane::PlaneError,
+};
+
+/// What the map is to hold and what it holds. One address may be several things.
+#[derive(Default)]
+pub(super) struct Addresses {
+    node_ports: HashMap<Address, u32>,
+    cluster_ips: HashSet<Address>,
+    /// What is in the map.
+    there: HashMap<Address, AddressValue>,
+    /// Those where the map may not be as it should: a change costs what it changes.
+    behind: BTreeSet<Address>,
+}
+
+/// Which writes are to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Extent {
+    /// Only those by which an address becomes less than it was.
+    Losses,
+    /// All.
+    All,
+}
+
+impl Addresses {
+    /// Reads what is in the map.
+    pub(super) fn open(table: &dyn Table<Address, AddressValue>) -> io::Result<Self> {
+        let mut there = HashMap::new();
+        table.read(&mut |address, value| {
+            there.insert(address, value);
+            true
+        })?;
+        Ok(Self {
+            there,
+            ..Self::default()
+        })
+    }
+
+    /// The map is to hold what `state` says and nothing else.
+    pub(super) fn replace(&mut self, state: &State) {
+        self.behind.extend(self.there.keys());
+        self.set_node_ports(&state.node_port_addresses);
+        self.cluster_ips = state.cluster_ips.iter().copied().map(Address::from).collect();
+        self.behind.extend(&self.cluster_ips);
+    }
+
+    /// The map is to follow.
+    pub(super) fn change(&mut self, change: &Change) {
+        if let Some(addresses) = &change.node_port_addresses {
+            self.set_node_ports(addresses);
+        }
+        for (ip, is_one) in &change.cluster_ips {
+            let address = Address::from(*ip);
+            let changed = if *is_one {
+                self.cluster_ips.insert(address)
+            } else {
+                self.cluster_ips.remove(&address)
+            };
+            if changed {
+                self.behind.insert(address);
+            }
+        }
+    }
+
+    fn set_node_ports(&mut self, addresses: &BTreeSet<IpAddr>) {
+        self.behind.extend(self.node_ports.keys());
+        self.node_ports = addresses
+            .iter()
+            .map(|ip| (Address::from(*ip), node_port_flag(*ip)))
+            .collect();
+        self.behind.extend(self.node_ports.keys());
+    }
+
+    fn wanted(&self, address: &Address) -> u32 {
+        let node_ports = self.node_ports.get(address).copied().unwrap_or(0);
+        let cluster_ip = if self.cluster_ips.contains(address) {
+            CLUSTER_IP
+        } else {
+            0
+        };
+        node_ports | cluster_ip
+    }
+
+    /// Writes what is different. What fails stays behind, to be tried with the next call. Adds to
+    /// `writes` how many were made.
+    pub(super) fn write(
+        &mut self,
+        table: &mut dyn Table<Address, AddressValue>,
+        extent: Extent,
+        writes: &mut usize,
+    ) -> Result<(), PlaneError> {
+        let mut gone = Vec::new();
+        let mut keys = Vec::new();
+        let mut values = Vec::new();
+        let mut behind = BTreeSet::new();
+        for address in std::mem::take(&mut self.behind) {
+            let wanted = self.wanted(&address);
+            let there = self.there.get(&address).map(|value| value.flags);
+            if there.unwrap_or(0) == wanted && (there.is_none() || wanted != 0) {
+                continue;
+            }
+            behind.insert(address);
+            if extent == Extent::Losses && wanted & !there.unwrap_or(0) != 0 {
+                continue;
+            }
+            if wanted == 0 {
+                gone.push(address);
+            } else {
+                keys.push(address);
+                values.push(AddressValue { flags: wanted });
+            }
+        }
+
+        let removed = table.remove(&gone);
+        let done = removed.as_ref().map_or_else(|partial| partial.done, |()| gone.len());
+        *writes += done;
+        for address in &gone[..done] {
+            self.there.remove(address);
+            behind.remove(address);
+        }
+        let set = table.set(&keys, &values);
+        let done = set.as_ref().map_or_else(|partial| partial.done, |()| keys.len());
+        *writes += done;
+        for (address, value) in keys.iter().zip(&values).take(done) {
+            self.there.insert(*address, *value);
+            behind.remove(address);
+        }
+        self.behind = behind;
+        removed
+            .and(set)
+            .map_err(|partial| refused(maps::ADDRESSES, table.capacity(), partial.error))
+    }
+}
+
+/// On a loopback address NodePorts are for processes of the node.
+fn node_port_flag(ip: IpAddr) -> u32 {
+    if ip.is_loopback() { HOST_NODE_PORTS } else { NODE_PORTS }
+}

@@ -1,0 +1,168 @@
+//! UDP sockets of the host that are connected to a backend which serves no more.
+//!
+//! The kernel runs no program when a connected socket sends, so such a socket would send to where its
+//! `connect` was translated to for ever. It is ended instead: its process has an error from the next
+//! call, as it has from a server that refuses, and connects anew. A socket that its process connected
+//! to the pod's own address has no row in the map `SOCKETS`, and is left alone, as is one whose row that
+//! map had no room to keep.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use lb_common::{
+    Address, BackendValue, Port, Range, ServiceKey, ServiceValue, SocketKey, SocketValue, backend::SERVING, net::UDP,
+};
+use tracing::{debug, info, warn};
+
+use super::table::{BpfTable, Table};
+use crate::kernel::sockets::Sockets;
+
+/// A `connect` that chose its backend just before that went may have its row only after a look at the
+/// sockets: after this long there is another look.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The maps that tell which sockets to end.
+pub(super) struct Maps {
+    /// `SERVICES`.
+    pub(super) services: BpfTable<ServiceKey, ServiceValue>,
+    /// `SLOTS`.
+    pub(super) slots: BpfTable<u32, u32>,
+    /// `BACKENDS`.
+    pub(super) backends: BpfTable<u32, BackendValue>,
+    /// `SOCKETS`.
+    pub(super) sockets: BpfTable<SocketKey, SocketValue>,
+}
+
+/// The thread that looks at sockets, so that nothing else waits for it.
+pub(super) struct HostSockets {
+    /// Full while a look is asked for that has not begun.
+    asked: SyncSender<()>,
+}
+
+impl HostSockets {
+    /// Starts it, in the network namespace of this thread.
+    pub(super) fn start(maps: Maps) -> anyhow::Result<Self> {
+        let (asked, asks) = mpsc::sync_channel(1);
+        thread::Builder::new()
+            .name("host-sockets".to_owned())
+            .spawn(move || follow(&asks, &maps))
+            .context("no thread for the sockets of the host")?;
+        Ok(Self { asked })
+    }
+
+    /// UDP backends have stopped serving. The maps say so already.
+    pub(super) fn look(&self) {
+        // One that is asked for and has not begun will see this change too; and where the kernel cannot
+        // end sockets, nobody listens.
+        let _ = self.asked.try_send(());
+    }
+}
+
+/// Looks when asked, and once more a while after the last time.
+fn follow(asks: &Receiver<()>, maps: &Maps) {
+    let mut is_due = false;
+    loop {
+        let asked = if is_due {
+            asks.recv_timeout(AGAIN)
+        } else {
+            asks.recv().map_err(RecvTimeoutError::from)
+        };
+        is_due = match asked {
+            Ok(()) => true,
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        match end_stale(maps) {
+            Ok(()) => {}
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP | libc::ENOENT)
+                ) =>
+            {
+                warn!(
+                    "this kernel cannot end sockets (it needs CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY): \
+                     connected UDP sockets of the host go on sending to backends that are gone"
+                );
+                return;
+            }
+            Err(error) => warn!(%error, "cannot end UDP sockets of the host whose backend is gone"),
+        }
+    }
+}
+
+fn end_stale(maps: &Maps) -> io::Result<()> {
+    // A new one each time has no answers to earlier questions in it.
+    let kernel = Sockets::open()?;
+    let mut ended = 0;
+    for socket in kernel.connected_udp()? {
+        let backend = socket.remote();
+        let key = SocketKey {
+            cookie: socket.cookie(),
+            address: Address::from(backend.ip()),
+            port: Port::new(backend.port()),
+            protocol: UDP,
+            pad: [0; 5],
+        };
+        let Some(row) = maps.sockets.get(&key)? else {
+            continue;
+        };
+        if !leads(&maps.services, &maps.slots, &maps.backends, &row, backend)? && kernel.destroy(&socket)? {
+            debug!(%backend, "ended a UDP socket of the host");
+            ended += 1;
+        }
+    }
+    if ended > 0 {
+        info!(sockets = ended, "ended UDP sockets of the host whose backend is gone");
+    }
+    Ok(())
+}
+
+/// Whether what a socket dialled still leads to the backend that it was sent to.
+pub(super) fn leads(
+    services: &dyn Table<ServiceKey, ServiceValue>,
+    slots: &dyn Table<u32, u32>,
+    backends: &dyn Table<u32, BackendValue>,
+    row: &SocketValue,
+    backend: SocketAddr,
+) -> io::Result<bool> {
+    let serves = |number: u32| {
+        backends
+            .get(&number)
+            .map(|value| value.filter(|value| value.state == SERVING))
+    };
+    if serves(row.backend)?.is_some_and(|value| value.generation == row.generation) {
+        return Ok(true);
+    }
+    // With another number the same endpoint may serve on: its service port has lost a frontend, which
+    // need not be the one that was dialled.
+    let any = if row.address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
+    for address in [row.address, any] {
+        let Some(service) = services.get(&ServiceKey::new(address, row.port, UDP))? else {
+            continue;
+        };
+        let Range { base, count } = service.near;
+        let end = if count == 0 { base } else { base.saturating_add(count) };
+        for slot in base..end {
+            let number = slots.get(&slot)?.unwrap_or(0);
+            let leads = serves(number)?.is_some_and(|value| {
+                value.address == Address::from(backend.ip()) && value.port == Port::new(backend.port())
+            });
+            if leads {
+                return Ok(true);
+            }
+        }
+        return Ok(false);
+    }
+    Ok(false)
+}

@@ -1,0 +1,255 @@
+//! What the pinned maps hold, in the text form of the desired state. For people and for tests: read as
+//! the data path reads, from the rows of frontends through their slots to backends.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    num::NonZeroU32,
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use ipnet::IpNet;
+use lb_common::{
+    BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
+    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    backend::{FREE, LOCAL, SERVING},
+    net::{TCP, UDP},
+    prefix::{INSIDE, PODS, SERVICES},
+    service::{MASQUERADE_ALL, NODE_IS_REFUSED, RESTRICTED},
+};
+
+use super::{object, pins::Pins, prefix::network, table::Tables};
+use crate::desired::{
+    AllowedSources, Protocol,
+    text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
+};
+
+/// How often maps are read that seem to be wrong: an agent may be changing them meanwhile.
+const ATTEMPTS: usize = 3;
+/// Longer than a change takes.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A line, and what is wrong with the rows that it was read from.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Shown {
+    /// What the rows say.
+    pub line: Line,
+    /// Where they lead astray.
+    pub errors: BTreeSet<String>,
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line.fmt(f)?;
+        self.errors.iter().try_for_each(|error| write!(f, " error=\"{error}\""))
+    }
+}
+
+/// Reads the maps that an agent has pinned under a bpf filesystem, whether it runs or not. Changes
+/// nothing and waits for nobody.
+///
+/// # Errors
+/// No agent with this layout of the maps has filled any there, or they cannot be read.
+pub fn inspect(bpffs: &Path) -> anyhow::Result<Vec<Shown>> {
+    let pins = Pins::new(bpffs)?;
+    let folder = pins.maps();
+    if !folder
+        .try_exists()
+        .with_context(|| format!("cannot look into {}", pins.root().display()))?
+    {
+        let others = pins.other_layouts()?;
+        if others.is_empty() {
+            bail!("no agent has filled maps here: there is no {}", folder.display());
+        }
+        bail!(
+            "there is no {}: the maps here are those of another version of the agent ({})",
+            folder.display(),
+            others.join(", ")
+        );
+    }
+    let tables = object::tables(&folder)?;
+    let mut shown = read(&tables)?;
+    for _ in 1..ATTEMPTS {
+        if shown.iter().all(|shown| shown.errors.is_empty()) {
+            break;
+        }
+        thread::sleep(PAUSE);
+        shown = read(&tables)?;
+    }
+    Ok(shown)
+}
+
+/// The lines of the maps, in order.
+pub(super) fn read(tables: &Tables) -> io::Result<Vec<Shown>> {
+    let mut shown = frontends(tables)?;
+    let lines = addresses(tables)?.into_iter().chain(cidrs(tables)?);
+    shown.extend(lines.map(|line| Shown {
+        line,
+        errors: BTreeSet::new(),
+    }));
+    shown.sort_unstable();
+    Ok(shown)
+}
+
+fn frontends(tables: &Tables) -> io::Result<Vec<Shown>> {
+    let mut rows = Vec::new();
+    tables.services.read(&mut |key, value| {
+        rows.push((key, value));
+        true
+    })?;
+    let reader = Reader::new(tables, &rows)?;
+    Ok(rows.iter().map(|(key, value)| reader.frontend(key, value)).collect())
+}
+
+/// What rows of frontends lead to.
+struct Reader {
+    /// As many as ranges reach.
+    slots: Vec<u32>,
+    /// Those whose number has ever been given.
+    backends: HashMap<u32, BackendValue>,
+    /// By the number of the service port.
+    source_ranges: HashMap<u32, BTreeSet<IpNet>>,
+}
+
+impl Reader {
+    fn new(tables: &Tables, rows: &[(ServiceKey, ServiceValue)]) -> io::Result<Self> {
+        let ranges = rows.iter().flat_map(|(_, value)| [value.near, value.far]);
+        let ends = ranges
+            .filter(|range| range.count > 0)
+            .map(|range| range.base.saturating_add(range.count));
+        let used = ends.max().unwrap_or(0) as usize;
+        let mut slots = Vec::new();
+        tables.slots.read(&mut |_, number| {
+            if slots.len() < used {
+                slots.push(number);
+            }
+            slots.len() < used
+        })?;
+        let mut backends = HashMap::new();
+        tables.backends.read(&mut |number, value| {
+            if value != BackendValue::default() {
+                backends.insert(number, value);
+            }
+            true
+        })?;
+        let mut source_ranges: HashMap<u32, BTreeSet<IpNet>> = HashMap::new();
+        tables.source_ranges.read(&mut |key: PrefixKey, _| {
+            source_ranges
+                .entry(key.network.scope)
+                .or_default()
+                .extend(network(&key));
+            true
+        })?;
+        Ok(Self {
+            slots,
+            backends,
+            source_ranges,
+        })
+    }
+
+    fn frontend(&self, key: &ServiceKey, value: &ServiceValue) -> Shown {
+        let mut errors = BTreeSet::new();
+        let protocol = match key.protocol {
+            TCP => Protocol::Tcp,
+            UDP => Protocol::Udp,
+            other => {
+                errors.insert(format!("protocol {other}"));
+                Protocol::Sctp
+            }
+        };
+        let sources = (value.flags & RESTRICTED != 0).then(|| AllowedSources {
+            ranges: self.source_ranges.get(&value.service).cloned().unwrap_or_default(),
+            node: value.flags & NODE_IS_REFUSED == 0,
+        });
+        let line = FrontendLine {
+            address: SocketAddr::new(IpAddr::from(key.address), key.port.get()),
+            protocol,
+            near: self.destination(value.service, value.near, &mut errors),
+            far: self.destination(value.service, value.far, &mut errors),
+            masquerade: value.flags & MASQUERADE_ALL != 0,
+            affinity: NonZeroU32::new(value.affinity),
+            sources,
+        };
+        Shown {
+            line: Line::Frontend(line),
+            errors,
+        }
+    }
+
+    fn destination(&self, service: u32, range: Range, errors: &mut BTreeSet<String>) -> Destination {
+        if range.count == 0 {
+            return match range.verdict() {
+                Verdict::Reject => Destination::Reject,
+                Verdict::Drop => Destination::Drop,
+            };
+        }
+        let end = range.base.saturating_add(range.count);
+        let mut backends = BTreeMap::new();
+        for slot in range.base..end {
+            let Some(number) = self.slots.get(slot as usize) else {
+                errors.insert(format!("there is no slot {slot}"));
+                break;
+            };
+            let Some(value) = self.backends.get(number) else {
+                errors.insert(format!("slot {slot} holds the number {number}, which is no backend"));
+                continue;
+            };
+            let address = SocketAddr::new(IpAddr::from(value.address), value.port.get());
+            if value.state != SERVING {
+                let state = if value.state == FREE { "is free" } else { "drains" };
+                errors.insert(format!("{address} in slot {slot} {state}"));
+            }
+            if value.service != service {
+                let owner = value.service;
+                errors.insert(format!(
+                    "{address} in slot {slot} is of service port {owner}, not {service}"
+                ));
+            }
+            backends.insert(address, value.flags & LOCAL != 0);
+        }
+        let backends = backends
+            .into_iter()
+            .map(|(address, on_node)| Backend { address, on_node });
+        Destination::Backends(backends.collect())
+    }
+}
+
+fn addresses(tables: &Tables) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    tables.addresses.read(&mut |address, value| {
+        for (flag, role) in [
+            (NODE_PORTS, AddressRole::NodePorts),
+            (HOST_NODE_PORTS, AddressRole::NodePortsForHost),
+            (CLUSTER_IP, AddressRole::ClusterIp),
+        ] {
+            if value.flags & flag != 0 {
+                lines.push(Line::Address(IpAddr::from(address), role));
+            }
+        }
+        true
+    })?;
+    Ok(lines)
+}
+
+fn cidrs(tables: &Tables) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    tables.cidrs.read(&mut |key: PrefixKey, value| {
+        let role = match key.network.scope {
+            PODS => Some(CidrRole::Pods),
+            SERVICES => Some(CidrRole::Services),
+            _ => None,
+        };
+        // The other values say where it is not.
+        if value == INSIDE
+            && let (Some(role), Some(network)) = (role, network(&key))
+        {
+            lines.push(Line::Cidr(network, role));
+        }
+        true
+    })?;
+    Ok(lines)
+}
