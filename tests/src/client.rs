@@ -54,6 +54,8 @@ pub enum Failure {
     Timeout,
     /// EHOSTUNREACH or ENETUNREACH.
     Unreachable,
+    /// EPERM: the client's own machine does not let it connect there.
+    Denied,
     /// The connection was there and broke off.
     Reset,
     /// An answer came from an address that had not been asked.
@@ -70,6 +72,7 @@ impl fmt::Display for Failure {
             Self::Refused => f.write_str("refused"),
             Self::Timeout => f.write_str("no answer"),
             Self::Unreachable => f.write_str("unreachable"),
+            Self::Denied => f.write_str("denied"),
             Self::Reset => f.write_str("broken off"),
             Self::Stranger(address) => write!(f, "answered by {address}, which was not asked"),
             Self::Garbled(text) => write!(f, "garbled answer {text:?}"),
@@ -86,6 +89,7 @@ impl From<io::Error> for Failure {
         match error.kind() {
             Kind::ConnectionRefused => Self::Refused,
             Kind::TimedOut | Kind::WouldBlock => Self::Timeout,
+            Kind::PermissionDenied => Self::Denied,
             Kind::HostUnreachable | Kind::NetworkUnreachable => Self::Unreachable,
             Kind::ConnectionReset | Kind::ConnectionAborted | Kind::BrokenPipe | Kind::UnexpectedEof => Self::Reset,
             _ => Self::Other(error.to_string()),
@@ -189,7 +193,12 @@ impl Connection {
                 answer(&self.read_line()?, request, local)
             }
             Protocol::Udp => {
-                self.socket.send(request.as_bytes())?;
+                // A packet filter on the way out that drops says so at once, and one that refuses says it here as well;
+                // what tells the two apart comes in as it does to anybody else.
+                match self.socket.send(request.as_bytes()) {
+                    Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error.into()),
+                    _ => {}
+                }
                 let mut buffer = vec![0; MAX_DATAGRAM];
                 let length = self.socket.read(&mut buffer)?;
                 answer(&buffer[..length], request, local)

@@ -17,6 +17,7 @@
 
 mod certs;
 mod detached;
+mod kube_proxy;
 mod kubectl;
 mod process;
 mod server;
@@ -30,10 +31,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 pub use detached::{DownOptions, UpOptions, down, up};
+pub use kube_proxy::{KubeProxy, KubeProxyOptions, Mode};
 pub use tools::{kubernetes_version, tools_dir};
 
 use crate::{interrupt, owner};
-use certs::{ADMIN, AGENT, Certs};
+use certs::{ADMIN, AGENT, Certs, KUBE_PROXY};
 use kubectl::Kubectl;
 use process::Tie;
 use server::Servers;
@@ -116,7 +118,11 @@ impl ControlPlane {
     }
 
     fn write_kubeconfigs(&self) -> Result<()> {
-        for (user, path) in [(&ADMIN, self.kubeconfig_admin()), (&AGENT, self.kubeconfig_agent())] {
+        for (user, path) in [
+            (&ADMIN, self.kubeconfig_admin()),
+            (&AGENT, self.kubeconfig_agent()),
+            (&KUBE_PROXY, self.kubeconfig_kube_proxy()),
+        ] {
             self.servers.certs().kubeconfig(user, &self.url(), &path)?;
         }
         Ok(())
@@ -210,6 +216,19 @@ impl ControlPlane {
             .map(drop)
     }
 
+    /// Writes the status of objects that are there, as a controller would: `apply` leaves it alone.
+    pub fn apply_status(&self, yaml: &str) -> Result<()> {
+        let args = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--subresource=status",
+            "-f",
+            "-",
+        ];
+        self.kubectl.run(&self.kubeconfig_admin(), &args, Some(yaml)).map(drop)
+    }
+
     /// The kubeconfig of a user who may do everything.
     pub fn kubeconfig_admin(&self) -> PathBuf {
         self.folder.path().join("admin.kubeconfig")
@@ -218,6 +237,11 @@ impl ControlPlane {
     /// The kubeconfig of the user whom the shipped ClusterRole is for.
     pub fn kubeconfig_agent(&self) -> PathBuf {
         self.folder.path().join("lb-agent.kubeconfig")
+    }
+
+    /// The kubeconfig of a user with a proxy's rights.
+    pub fn kubeconfig_kube_proxy(&self) -> PathBuf {
+        self.folder.path().join("kube-proxy.kubeconfig")
     }
 
     /// Where the API server listens, such as `https://127.0.0.1:20443`.

@@ -11,6 +11,7 @@
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
 //! * [`packet`], [`capture`]: single packets, made, caught and verified.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
+//! * [`relay`]: one API server for networks that do not meet.
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
 //! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
 //!
@@ -56,6 +57,7 @@ pub mod owner;
 pub mod packet;
 pub mod place;
 pub mod process;
+pub mod relay;
 mod runtime;
 pub mod server;
 pub mod source;

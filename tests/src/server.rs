@@ -59,11 +59,18 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts them.
+    /// Starts them, at every address.
     pub fn start(netns: &Netns, name: impl Into<String>, port: u16) -> Result<Self> {
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        Self::start_at(netns, name, any, port)
+    }
+
+    /// Starts them at one address of each family. Where there are several, a UDP socket that is at every address
+    /// answers from the one that the way back suggests, which need not be the one that was asked.
+    pub fn start_at(netns: &Netns, name: impl Into<String>, addresses: [IpAddr; 2], port: u16) -> Result<Self> {
         let name = name.into();
         let sockets = netns
-            .run(|| Sockets::bind(port))?
+            .run(|| Sockets::bind(addresses, port))?
             .with_context(|| format!("listening at port {port} in {}", netns.name()))?;
         let who = Arc::new(Who {
             name: name.clone(),
@@ -127,10 +134,9 @@ struct Sockets {
 }
 
 impl Sockets {
-    fn bind(port: u16) -> Result<Self> {
-        let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+    fn bind(addresses: [IpAddr; 2], port: u16) -> Result<Self> {
         let (mut tcp, mut udp) = (Vec::new(), Vec::new());
-        for address in any.map(|ip| SocketAddr::new(ip, port)) {
+        for address in addresses.map(|ip| SocketAddr::new(ip, port)) {
             let listener = open(address, Type::STREAM, Protocol::TCP)?;
             listener.listen(1024).context("listen")?;
             tcp.push(listener);

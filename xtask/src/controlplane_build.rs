@@ -38,6 +38,9 @@ impl Component {
     /// What the tests and `cargo xtask controlplane` need.
     pub const FOR_TESTS: &[Self] = &[Self::Etcd, Self::ApiServer, Self::Kubectl];
 
+    /// What a comparison with kube-proxy needs.
+    pub const FOR_PARITY: &[Self] = &[Self::Etcd, Self::ApiServer, Self::Kubectl, Self::KubeProxy];
+
     /// The name of its program.
     pub fn program(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `bench`, `controlplane`, and the report of
-//! `build-ebpf`. It parses their arguments; here it is only built and started.
+//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `controlplane`, and
+//! the report of `build-ebpf`. It parses their arguments; here it is only built and started.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use crate::controlplane_build::{self, Component};
+use crate::packages::{self, Package};
 use crate::{build_ebpf, run, setup, workspace};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
@@ -29,6 +30,8 @@ pub struct Verb {
     profile: Profile,
     /// What of the control plane it needs, given its arguments.
     components: fn(&[OsString]) -> &'static [Component],
+    /// Whose programs it calls, beyond those that every verb needs.
+    packages: &'static [Package],
 }
 
 /// `cargo xtask demo`
@@ -42,6 +45,15 @@ pub const DEMO: Verb = Verb {
             &[]
         }
     },
+    packages: &[],
+};
+
+/// `cargo xtask parity`
+pub const PARITY: Verb = Verb {
+    name: "parity",
+    profile: Profile::Dev,
+    components: |_| Component::FOR_PARITY,
+    packages: &[packages::IPTABLES],
 };
 
 /// `cargo xtask bench`
@@ -49,6 +61,7 @@ pub const BENCH: Verb = Verb {
     name: "bench",
     profile: Profile::Release,
     components: |_| Component::FOR_TESTS,
+    packages: &[],
 };
 
 /// `cargo xtask controlplane`
@@ -62,6 +75,7 @@ pub const CONTROLPLANE: Verb = Verb {
             &[]
         }
     },
+    packages: &[],
 };
 
 /// The table of `cargo xtask build-ebpf --report`
@@ -69,6 +83,7 @@ pub const REPORT: Verb = Verb {
     name: "report",
     profile: Profile::Dev,
     components: |_| &[],
+    packages: &[],
 };
 
 /// Arguments that are `lab`'s to understand.
@@ -91,7 +106,7 @@ pub fn run(verb: &Verb, args: &[OsString]) -> Result<()> {
     build_ebpf::build(&tools, false)?;
     // Who only asks for help shall not wait for more than it takes to print it.
     if !args.iter().any(|arg| arg == "--help" || arg == "-h" || arg == "help") {
-        setup::packages()?;
+        setup::packages(verb.packages)?;
         controlplane_build::build(&workspace::tools_dir()?, (verb.components)(args))?;
     }
     build(verb.profile)?;

@@ -47,6 +47,9 @@ enum Verb {
     /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
     #[command(disable_help_flag = true)]
     Demo(lab::Args),
+    /// Compare every rule of a Service with the real kube-proxy's (`parity --help` for more)
+    #[command(disable_help_flag = true)]
+    Parity(lab::Args),
     /// Measure (`bench --help` for more)
     #[command(disable_help_flag = true)]
     Bench(lab::Args),
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
+        Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),
         Verb::Bench(args) => lab::run(&lab::BENCH, args.all()),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all()),
     });

@@ -10,7 +10,8 @@ use nix::unistd::Uid;
 use crate::run::{Step, say};
 
 /// A program that must be there, and the package that brings it.
-struct Package {
+#[derive(Debug)]
+pub struct Package {
     program: &'static str,
     package: &'static str,
     why: &'static str,
@@ -21,6 +22,13 @@ const PACKAGES: &[Package] = &[Package {
     package: "nftables",
     why: "the masquerade rule",
 }];
+
+/// What kube-proxy calls in iptables mode.
+pub const IPTABLES: Package = Package {
+    program: "iptables",
+    package: "iptables",
+    why: "kube-proxy's iptables mode",
+};
 
 /// Where a program of a package may be although it is not in an ordinary user's PATH.
 const SYSTEM_FOLDERS: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
@@ -38,16 +46,16 @@ fn is_executable(file: &Path) -> bool {
     file.is_file() && nix::unistd::access(file, nix::unistd::AccessFlags::X_OK).is_ok()
 }
 
-/// Installs what is missing and returns a line that says what there is.
-pub fn ensure() -> Result<String> {
-    let missing: Vec<_> = PACKAGES
-        .iter()
+/// Installs what is missing of what every verb needs and of these, and returns a line that says what there is.
+pub fn ensure(also: &[Package]) -> Result<String> {
+    let wanted = || PACKAGES.iter().chain(also);
+    let missing: Vec<_> = wanted()
         .filter(|package| find_program(package.program).is_none())
         .collect();
     if !missing.is_empty() {
         install(&missing)?;
     }
-    let there: Vec<_> = PACKAGES.iter().map(|package| package.program).collect();
+    let there: Vec<_> = wanted().map(|package| package.program).collect();
     Ok(there.join(", "))
 }
 

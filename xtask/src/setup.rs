@@ -7,6 +7,7 @@ use anyhow::Result;
 
 use crate::bpf_core::{self, Core};
 use crate::controlplane_build::{self, Component};
+use crate::packages::Package;
 use crate::run::say;
 use crate::toolchain::Toolchain;
 use crate::workspace::{self, Lock};
@@ -32,7 +33,7 @@ pub struct Args {
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
     let started = Instant::now();
-    let programs = packages()?;
+    let programs = packages(&[])?;
     let bpf = bpf_tools()?;
     let mut all = vec![
         programs,
@@ -44,9 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     ];
     if args.controlplane {
         let tools = workspace::tools_dir()?;
-        let mut want = Component::FOR_TESTS.to_vec();
-        want.push(Component::KubeProxy);
-        controlplane_build::build(&tools, &want)?;
+        controlplane_build::build(&tools, Component::FOR_PARITY)?;
         all.push(format!(
             "control plane in {}",
             controlplane_build::bin_dir(&tools)?.display()
@@ -59,10 +58,10 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The programs of Debian packages.
-pub fn packages() -> Result<String> {
+/// The programs of Debian packages: those that every verb needs, and these.
+pub fn packages(also: &[Package]) -> Result<String> {
     let _lock = Lock::take(&workspace::tools_dir()?)?;
-    packages::ensure()
+    packages::ensure(also)
 }
 
 /// What building the BPF object needs.

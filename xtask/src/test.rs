@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// A set of tests that run together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Suite {
-    /// Tests beside the code they test
+    /// Tests beside the code they test, and the model's scripts
     Unit,
     /// BPF programs on single packets
     Packet,
@@ -31,7 +31,7 @@ impl Suite {
     /// What of the workspace belongs to it, as arguments of `cargo test`.
     fn targets(self) -> &'static [&'static str] {
         match self {
-            Self::Unit => &["--lib", "--bins"],
+            Self::Unit => &["--lib", "--bins", "--test", "scripts"],
             Self::Packet => &["--test", "packet"],
             Self::Network => &["--test", "network"],
             Self::Controlplane => &["--test", "controlplane"],
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
         &args.suites
     };
     if suites.iter().any(|suite| *suite != Suite::Unit) {
-        setup::packages()?;
+        setup::packages(&[])?;
     }
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;

@@ -18,11 +18,11 @@
 
 use std::{collections::BTreeSet, mem, net::IpAddr};
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_agent::{
     config::{Config, Settings},
-    model::{EndpointSlice, Event, Node, ObjectName, Rules, Service, ServiceCidr, Update},
+    model::{EndpointSlice, Event, Kind, Node, ObjectName, Rules, Service, ServiceCidr, Update},
     objects::decode::{Decode, Decoded, object_name},
 };
 use serde::Deserialize;
@@ -223,17 +223,27 @@ impl Batch {
     }
 }
 
+/// The name of an object, of a kind that may have no namespaces.
+fn in_its_namespace(kind: Kind, mut name: ObjectName) -> ObjectName {
+    match kind {
+        Kind::Service | Kind::EndpointSlice => {}
+        Kind::ServiceCidr | Kind::Node => name.namespace.clear(),
+    }
+    name
+}
+
 fn deletion(object: &str) -> anyhow::Result<Event> {
-    let (kind, name) = object
-        .split_once(' ')
-        .ok_or_else(|| anyhow!("{object:?} is no kind and name"))?;
+    fn of<T: Decode>(name: ObjectName) -> Event {
+        T::event(Update::Delete(in_its_namespace(T::KIND, name)))
+    }
+    let (kind, name) = object.split_once(' ').context("neither kind nor name")?;
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     let name = ObjectName::new(namespace, name);
     Ok(match kind {
-        "Service" => Service::event(Update::Delete(name)),
-        "EndpointSlice" => EndpointSlice::event(Update::Delete(name)),
-        "Node" => Node::event(Update::Delete(name)),
-        "ServiceCIDR" => ServiceCidr::event(Update::Delete(name)),
+        "Service" => of::<Service>(name),
+        "EndpointSlice" => of::<EndpointSlice>(name),
+        "ServiceCIDR" => of::<ServiceCidr>(name),
+        "Node" => of::<Node>(name),
         _ => bail!("a service proxy reads no {kind}"),
     })
 }

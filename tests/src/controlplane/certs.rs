@@ -1,4 +1,4 @@
-//! A certificate authority for one control plane, and what it signs: the server, its administrator, the agent.
+//! A certificate authority for one control plane, and what it signs: the server, its administrator, the agent, kube-proxy.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -32,6 +32,13 @@ pub(super) const AGENT: User = User {
     file: "lb-agent",
     name: "system:serviceaccount:kube-system:lb-agent",
     group: "system:serviceaccounts",
+};
+
+/// The name that the API server itself gives a proxy's rights (`system:node-proxier`).
+pub(super) const KUBE_PROXY: User = User {
+    file: "kube-proxy",
+    name: "system:kube-proxy",
+    group: "system:authenticated",
 };
 
 /// The certificates and keys of one control plane, as files.
@@ -74,7 +81,7 @@ impl Certs {
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
         certs.sign("apiserver", params, &issuer)?;
 
-        for user in [ADMIN, AGENT] {
+        for user in [ADMIN, AGENT, KUBE_PROXY] {
             let mut params = CertificateParams::default();
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             params.distinguished_name.push(DnType::CommonName, user.name);

@@ -289,7 +289,7 @@ fn random_below(count: u16) -> u16 {
 }
 
 /// The last lines of a log, each cut to what a terminal can show.
-fn tail_of(path: &Path) -> io::Result<String> {
+pub(super) fn tail_of(path: &Path) -> io::Result<String> {
     const BYTES: u64 = 64 * 1024;
     const LINES: usize = 15;
     const COLUMNS: usize = 400;

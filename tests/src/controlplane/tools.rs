@@ -16,8 +16,7 @@ pub(super) struct Tools {
 impl Tools {
     /// Finds them under a tools folder, or says what to run when one is missing.
     pub(super) fn find(tools: &Path) -> Result<Self> {
-        let bin = tools.join(format!("controlplane-{}", kubernetes_version())).join("bin");
-        let found = Self { bin };
+        let found = Self { bin: bin_dir(tools) };
         for program in [found.etcd(), found.apiserver(), found.kubectl()] {
             if !program.is_file() {
                 bail!(
@@ -35,6 +34,20 @@ impl Tools {
         Ok(Self { bin })
     }
 
+    /// kube-proxy, which only comparisons need.
+    pub(super) fn kube_proxy(tools: &Path) -> Result<PathBuf> {
+        let program = bin_dir(tools).join("kube-proxy");
+        if !program.is_file() {
+            bail!(
+                "{} is not there: `cargo xtask setup --controlplane` builds it",
+                program.display()
+            );
+        }
+        program
+            .canonicalize()
+            .with_context(|| format!("resolving {}", program.display()))
+    }
+
     pub(super) fn etcd(&self) -> PathBuf {
         self.bin.join("etcd")
     }
@@ -46,6 +59,10 @@ impl Tools {
     pub(super) fn kubectl(&self) -> PathBuf {
         self.bin.join("kubectl")
     }
+}
+
+fn bin_dir(tools: &Path) -> PathBuf {
+    tools.join(format!("controlplane-{}", kubernetes_version())).join("bin")
 }
 
 /// The tools folder: `$LB_TOOLS_DIR`, which `cargo xtask` sets, or the one of this source tree.

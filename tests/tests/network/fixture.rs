@@ -63,9 +63,17 @@ impl World {
 
     /// Starts an agent on a node and waits until it is ready.
     pub(crate) fn start_agent(&mut self, node: usize) {
+        self.start_agent_with(node, &[]);
+    }
+
+    /// The same, with more arguments.
+    pub(crate) fn start_agent_with(&mut self, node: usize, args: &[&str]) {
         let node = &self.network.nodes()[node - 1];
-        self.agents
-            .push(Agent::start(node, &self.source, &Options::default()).unwrap());
+        let options = Options {
+            args: args.iter().map(Into::into).collect(),
+            ..Options::default()
+        };
+        self.agents.push(Agent::start(node, &self.source, &options).unwrap());
     }
 
     pub(crate) fn node1(&self) -> &Node {

@@ -11,6 +11,7 @@ mod changes;
 mod cleanup;
 mod clsact;
 mod endpoints;
+mod external;
 mod fixture;
 mod health;
 mod host_udp;

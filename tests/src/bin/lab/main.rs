@@ -6,6 +6,7 @@
 mod bench;
 mod controlplane;
 mod demo;
+mod parity;
 mod progress;
 mod report;
 
@@ -26,6 +27,8 @@ struct Args {
 enum Verb {
     /// Two nodes, an agent on each, and every kind of client of a Service
     Demo(demo::Args),
+    /// The real kube-proxy and lb-agent side by side, and every kind of packet to both
+    Parity(parity::Args),
     /// Measures
     #[command(subcommand)]
     Bench(bench::Verb),
@@ -66,6 +69,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
     interrupt::install(Policy::Unwind)?;
     match verb {
         Verb::Demo(args) => demo::run(&args),
+        Verb::Parity(args) => parity::run(&args),
         Verb::Bench(verb) => bench::run(&verb).map(|()| true),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),

@@ -1,0 +1,217 @@
+//! What is different here on purpose. `docs/semantics.md` lists each with its reason.
+
+use lb_tests::controlplane::Mode;
+
+use super::actors::{Backend, Source};
+use super::outcome::{Observed, Outcome, Saw};
+use super::probe::{Frontend, Probe};
+
+/// A difference that is meant to be.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) enum Difference {
+    /// A backend sees the client where kube-proxy shows it the node, and the answer comes back by this node anyway:
+    /// the backend is on this node, or a pod of this node is the client.
+    ClientAddressKept,
+    /// A process of the node hears at once that it may not connect where kube-proxy would have its packets dropped.
+    HostDeniedAtOnce,
+    /// iptables mode lets packets to a port that a Service does not have pass on from its cluster address; here and in
+    /// nftables mode they are refused.
+    UndefinedPortRefused,
+    /// iptables mode has nothing that refuses what the node itself sends to an external or load balancer's address
+    /// of a Service without endpoints; here and in nftables mode it is refused.
+    HostRefused,
+    /// iptables mode looks at source ranges only when there are endpoints; here and in nftables mode who is not allowed
+    /// hears nothing in either case.
+    RangesBeforeEndpoints,
+}
+
+impl Difference {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [
+        Self::ClientAddressKept,
+        Self::HostDeniedAtOnce,
+        Self::UndefinedPortRefused,
+        Self::HostRefused,
+        Self::RangesBeforeEndpoints,
+    ];
+
+    /// Its name in `docs/semantics.md`.
+    pub(crate) fn id(self) -> &'static str {
+        match self {
+            Self::ClientAddressKept => "client-address-kept",
+            Self::HostDeniedAtOnce => "host-denied-at-once",
+            Self::UndefinedPortRefused => "undefined-port-refused",
+            Self::HostRefused => "host-refused",
+            Self::RangesBeforeEndpoints => "ranges-before-endpoints",
+        }
+    }
+
+    /// The difference that explains what came of a probe on kube-proxy's side and on ours, if one does.
+    pub(crate) fn explaining(probe: &Probe, mode: Mode, theirs: &Outcome, ours: &Outcome) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|difference| difference.explains(probe, mode, theirs, ours))
+    }
+
+    fn explains(self, probe: &Probe, mode: Mode, theirs: &Outcome, ours: &Outcome) -> bool {
+        let silent_becomes_refused = || theirs.is_only(&Observed::Silent) && ours.is_only(&Observed::Refused);
+        let has_endpoints = probe.service.endpoints.iter().any(|endpoint| {
+            endpoint.ready.unwrap_or(true) || (endpoint.serving.unwrap_or(true) && endpoint.terminating == Some(true))
+        });
+        match self {
+            Self::ClientAddressKept => client_is_kept(probe, theirs, ours),
+            Self::HostDeniedAtOnce => {
+                probe.source == Source::Host && theirs.is_only(&Observed::Silent) && ours.is_only(&Observed::Denied)
+            }
+            Self::UndefinedPortRefused => {
+                mode == Mode::Iptables
+                    && (probe.frontend == Frontend::ClusterIpUndefinedPort
+                        || (probe.frontend == Frontend::ClusterIp
+                            && !probe.service.protocols.contains(&probe.protocol)))
+                    && silent_becomes_refused()
+            }
+            Self::HostRefused => {
+                mode == Mode::Iptables
+                    && probe.source == Source::Host
+                    && matches!(probe.frontend, Frontend::External | Frontend::LoadBalancer)
+                    && (!has_endpoints || probe.service.ports[probe.port].target.is_none())
+                    && silent_becomes_refused()
+            }
+            Self::RangesBeforeEndpoints => {
+                mode == Mode::Iptables
+                    && probe.frontend == Frontend::LoadBalancer
+                    && !probe.service.source_ranges.is_empty()
+                    && !has_endpoints
+                    && theirs.is_only(&Observed::Refused)
+                    && ours.is_only(&Observed::Silent)
+            }
+        }
+    }
+}
+
+/// The same servers answered, and each saw the same, or here the client and there the node.
+fn client_is_kept(probe: &Probe, theirs: &Outcome, ours: &Outcome) -> bool {
+    let as_here = |observed: &Observed| match observed {
+        Observed::Answered { by, saw: Saw::Node } if keeps_client(probe, observed.backend()) => Observed::Answered {
+            by: by.clone(),
+            saw: Saw::Client,
+        },
+        other => other.clone(),
+    };
+    let changed: Outcome = theirs.0.iter().map(as_here).collect();
+    // Whoever sees the node on their side may see the client on ours; none of ours may see the node where the client could be kept.
+    changed == *ours
+}
+
+/// Whether the answer comes back by this node even if the backend sees the client: either of the two is on it. A pod
+/// that reaches itself would not take its own address for that of somebody else.
+fn keeps_client(probe: &Probe, backend: Option<Backend>) -> bool {
+    let Some(backend) = backend else {
+        // One that stands for whichever affinity chose: they are all on the same side.
+        return probe.source.is_pod_here()
+            || probe
+                .service
+                .endpoints
+                .iter()
+                .all(|endpoint| endpoint.backend.is_here());
+    };
+    probe.source != Source::Host
+        && probe.source.itself() != Some(backend)
+        && (probe.source.is_pod_here() || backend.is_here())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use lb_tests::client::Protocol;
+    use lb_tests::stage::Family;
+
+    use super::*;
+    use crate::parity::service::{Endpoint, Service};
+
+    #[test]
+    fn every_difference_is_in_the_docs_with_its_reason() {
+        let docs = include_str!("../../../../../docs/semantics.md");
+        for difference in Difference::ALL {
+            let row = docs
+                .lines()
+                .find(|line| line.starts_with(&format!("| `{}` |", difference.id())));
+            let row = row.unwrap_or_else(|| panic!("no row for {difference:?}"));
+            let cells: Vec<_> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect();
+            assert_eq!(cells.len(), 4, "id, kube-proxy, here, reason: {row}");
+        }
+    }
+
+    #[test]
+    fn the_docs_list_no_difference_that_is_unknown() {
+        let docs = include_str!("../../../../../docs/semantics.md");
+        let table = docs.split("## Declared differences").nth(1).unwrap();
+        let table = table.split("\n## ").next().unwrap();
+        let ids = table
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        for id in ids {
+            assert!(
+                Difference::ALL.iter().any(|difference| difference.id() == id),
+                "{id} is listed and not known"
+            );
+        }
+    }
+
+    fn probe(source: Source, frontend: Frontend, endpoints: Vec<Endpoint>) -> Probe {
+        Probe {
+            service: Arc::new(Service::new("web", 1, endpoints)),
+            source,
+            frontend,
+            port: 0,
+            protocol: Protocol::Tcp,
+            family: Family::V4,
+            to: vec!["192.0.2.1:80".parse().unwrap()],
+        }
+    }
+
+    fn answered(by: Backend, saw: Saw) -> Outcome {
+        let by = by.name().to_owned();
+        [Observed::Answered { by, saw }].into_iter().collect()
+    }
+
+    #[test]
+    fn a_client_is_kept_only_where_the_answer_comes_back_by_this_node() {
+        let explained = |source, backend| {
+            let probe = probe(source, Frontend::NodePort, vec![Endpoint::ready(backend)]);
+            let (theirs, ours) = (answered(backend, Saw::Node), answered(backend, Saw::Client));
+            Difference::explaining(&probe, Mode::Nftables, &theirs, &ours).is_some()
+        };
+        assert!(explained(Source::Outside, Backend::HereVeth));
+        assert!(explained(Source::BridgePod, Backend::ThereBridge));
+        assert!(!explained(Source::Outside, Backend::ThereBridge));
+        assert!(!explained(Source::BridgePod, Backend::BridgeClient));
+    }
+
+    #[test]
+    fn the_other_way_round_is_no_declared_difference() {
+        let probe = probe(
+            Source::Outside,
+            Frontend::NodePort,
+            vec![Endpoint::ready(Backend::HereVeth)],
+        );
+        let (client, node) = (
+            answered(Backend::HereVeth, Saw::Client),
+            answered(Backend::HereVeth, Saw::Node),
+        );
+        assert_eq!(Difference::explaining(&probe, Mode::Nftables, &client, &node), None);
+        let other = answered(Backend::HereBridge, Saw::Client);
+        assert_eq!(Difference::explaining(&probe, Mode::Nftables, &node, &other), None);
+    }
+
+    #[test]
+    fn nothing_but_addresses_differs_from_nftables_mode() {
+        let silent = Outcome::from_iter([Observed::Silent]);
+        let refused = Outcome::from_iter([Observed::Refused]);
+        let undefined = probe(Source::Outside, Frontend::ClusterIpUndefinedPort, Vec::new());
+        let explain = |mode| Difference::explaining(&undefined, mode, &silent, &refused);
+        assert_eq!(explain(Mode::Iptables), Some(Difference::UndefinedPortRefused));
+        assert_eq!(explain(Mode::Nftables), None);
+    }
+}

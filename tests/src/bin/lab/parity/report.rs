@@ -1,0 +1,228 @@
+//! What the comparison came to.
+
+use std::collections::BTreeMap;
+
+use lb_tests::controlplane::Mode;
+use serde::Serialize;
+
+use super::differences::Difference;
+use super::outcome::Outcome;
+use super::play::{Played, Side};
+
+/// What is to be said of a probe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// Both did the same.
+    Agrees,
+    /// They did not, and are not meant to.
+    Declared(Difference),
+    /// They did not.
+    Undeclared,
+}
+
+/// A probe as it is reported.
+#[derive(Clone, Debug)]
+pub(crate) struct Judged {
+    pub(crate) mode: Mode,
+    pub(crate) played: Played,
+    /// What kube-proxy's source says.
+    pub(crate) expected: Outcome,
+    pub(crate) theirs: Outcome,
+    pub(crate) ours: Outcome,
+    pub(crate) verdict: Verdict,
+}
+
+impl Judged {
+    /// Judges it.
+    pub(crate) fn new(mode: Mode, played: Played) -> Self {
+        let [theirs, ours] = [&played.theirs, &played.ours].map(|side| side.outcome.canonical(&played.probe));
+        let verdict = if theirs == ours {
+            Verdict::Agrees
+        } else {
+            let difference = Difference::explaining(&played.probe, mode, &theirs, &ours);
+            difference.map_or(Verdict::Undeclared, Verdict::Declared)
+        };
+        Self {
+            mode,
+            expected: expected_with_affinity(&played),
+            played,
+            theirs,
+            ours,
+            verdict,
+        }
+    }
+
+    /// Whether kube-proxy did what its source says. If not, the probe does not show what it is meant to.
+    pub(crate) fn is_as_expected(&self) -> bool {
+        self.theirs == self.expected
+    }
+}
+
+/// With affinity, any one of the expected backends will do.
+fn expected_with_affinity(played: &Played) -> Outcome {
+    let expected = &played.expected;
+    let chosen = played.theirs.outcome.0.iter().find_map(|observed| observed.backend());
+    if !played.probe.service.affinity {
+        return expected.clone();
+    }
+    let only_chosen: Outcome = expected
+        .0
+        .iter()
+        .filter(|observed| observed.backend().is_none() || observed.backend() == chosen)
+        .cloned()
+        .collect();
+    only_chosen.canonical(&played.probe)
+}
+
+/// The sum of a run.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Sum {
+    pub(crate) probes: usize,
+    pub(crate) agree: usize,
+    pub(crate) declared: BTreeMap<Difference, usize>,
+    pub(crate) undeclared: usize,
+    pub(crate) unexpected: usize,
+}
+
+impl Sum {
+    /// Of these.
+    pub(crate) fn of<'a>(all: impl IntoIterator<Item = &'a Judged>) -> Self {
+        let mut sum = Self::default();
+        for judged in all {
+            sum.probes += 1;
+            sum.unexpected += usize::from(!judged.is_as_expected());
+            match judged.verdict {
+                Verdict::Agrees => sum.agree += 1,
+                Verdict::Declared(difference) => *sum.declared.entry(difference).or_default() += 1,
+                Verdict::Undeclared => sum.undeclared += 1,
+            }
+        }
+        sum
+    }
+
+    /// How many probes have a declared difference.
+    pub(crate) fn differ(&self) -> usize {
+        self.declared.values().sum()
+    }
+}
+
+/// Everything for people but the last line.
+pub(crate) fn render(all: &[Judged]) -> String {
+    let mut lines = Vec::new();
+    for judged in all.iter().filter(|judged| !judged.is_as_expected()) {
+        lines.push(format!(
+            "{}: {}\n  kube-proxy: {}\n  its source: {}",
+            judged.mode.word(),
+            judged.played.probe,
+            judged.theirs,
+            judged.expected
+        ));
+    }
+    if !lines.is_empty() {
+        lines.insert(0, "kube-proxy did not do what its source says:".to_owned());
+        lines.push(String::new());
+    }
+    let undeclared = all.iter().filter(|judged| judged.verdict == Verdict::Undeclared);
+    lines.extend(undeclared.map(|judged| {
+        format!(
+            "{}: {}\n  kube-proxy: {}\n  lb-agent:   {}",
+            judged.mode.word(),
+            judged.played.probe,
+            judged.theirs,
+            judged.ours
+        )
+    }));
+    let sum = Sum::of(all);
+    if sum.undeclared > 0 {
+        lines.push(String::new());
+    }
+    for (difference, count) in &sum.declared {
+        lines.push(format!("declared: {count:>5} × {}", difference.id()));
+    }
+    for mode in [Mode::Nftables, Mode::Iptables] {
+        let sum = Sum::of(all.iter().filter(|judged| judged.mode == mode));
+        if sum.probes > 0 {
+            lines.push(format!(
+                "{}: {} of {} probes agree, {} declared differences, {} undeclared; kube-proxy did as its source says in {}",
+                mode.word(),
+                sum.agree,
+                sum.probes,
+                sum.differ(),
+                sum.undeclared,
+                sum.probes - sum.unexpected
+            ));
+        }
+    }
+    lines.join("\n")
+}
+
+/// A probe as `--json` has it.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    mode: Mode,
+    service: String,
+    source: String,
+    frontend: String,
+    to: Vec<std::net::SocketAddr>,
+    protocol: String,
+    family: String,
+    kube_proxy: RowSide,
+    lb_agent: RowSide,
+    expected: Vec<String>,
+    verdict: &'static str,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct RowSide {
+    seen: Vec<String>,
+    connections: u32,
+    /// From the start of the first connection to its answer, its refusal, or the end of patience.
+    first_ms: f64,
+}
+
+impl RowSide {
+    fn new(side: &Side) -> Self {
+        Self {
+            seen: side.outcome.0.iter().map(ToString::to_string).collect(),
+            connections: side.draws,
+            first_ms: (side.first.as_secs_f64() * 1e5).round() / 100.0,
+        }
+    }
+}
+
+/// All probes as one JSON object.
+pub(crate) fn json(all: &[Judged]) -> serde_json::Value {
+    let rows: Vec<_> = all
+        .iter()
+        .map(|judged| {
+            let probe = &judged.played.probe;
+            Row {
+                mode: judged.mode,
+                service: probe.service.name.clone(),
+                source: probe.source.to_string(),
+                frontend: probe.frontend.to_string(),
+                to: probe.to.clone(),
+                protocol: probe.protocol.to_string(),
+                family: probe.family.to_string(),
+                kube_proxy: RowSide::new(&judged.played.theirs),
+                lb_agent: RowSide::new(&judged.played.ours),
+                expected: judged.expected.0.iter().map(ToString::to_string).collect(),
+                verdict: match judged.verdict {
+                    Verdict::Agrees => "agrees",
+                    Verdict::Declared(difference) => difference.id(),
+                    Verdict::Undeclared => "undeclared",
+                },
+            }
+        })
+        .collect();
+    let sum = Sum::of(all);
+    let declared: BTreeMap<_, _> = sum.declared.iter().map(|(id, count)| (id.id(), count)).collect();
+    serde_json::json!({
+        "probes": sum.probes,
+        "agree": sum.agree,
+        "declared": declared,
+        "undeclared": sum.undeclared,
+        "kube_proxy_unexpected": sum.unexpected,
+        "rows": rows,
+    })
+}

@@ -1,0 +1,80 @@
+//! How both proxies are configured.
+
+use lb_tests::controlplane::{KubeProxyOptions, Mode};
+use lb_tests::network::plan;
+
+use super::actors::Source;
+
+/// `detectLocalMode`: how a proxy tells pods from what is not in the cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum DetectLocal {
+    /// By the pod networks of the node
+    #[value(name = "NodeCIDR")]
+    NodeCidr,
+    /// By the pod network of the cluster
+    #[value(name = "ClusterCIDR")]
+    ClusterCidr,
+    /// By the bridge that packets come from
+    #[value(name = "BridgeInterface")]
+    BridgeInterface,
+    /// By the beginning of the name of the link that packets come from
+    #[value(name = "InterfaceNamePrefix")]
+    InterfaceNamePrefix,
+}
+
+impl DetectLocal {
+    /// The word for it in kube-proxy's configuration.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::NodeCidr => "NodeCIDR",
+            Self::ClusterCidr => "ClusterCIDR",
+            Self::BridgeInterface => "BridgeInterface",
+            Self::InterfaceNamePrefix => "InterfaceNamePrefix",
+        }
+    }
+
+    /// Whether it takes a source for a pod.
+    pub(crate) fn is_local(self, source: Source) -> bool {
+        match self {
+            Self::NodeCidr => source.is_pod_here(),
+            Self::ClusterCidr => source.is_pod_here() || source == Source::PodElsewhere,
+            Self::BridgeInterface => source == Source::BridgePod,
+            Self::InterfaceNamePrefix => source == Source::VethPod,
+        }
+    }
+}
+
+/// `nodePortAddresses`: which of the node's addresses have NodePorts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum NodePorts {
+    /// Those that the Node object names
+    Primary,
+    /// All
+    All,
+}
+
+/// What both are told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Settings {
+    pub(crate) detect_local: DetectLocal,
+    pub(crate) node_ports: NodePorts,
+}
+
+impl Settings {
+    /// As kube-proxy wants to hear it.
+    pub(crate) fn of_kube_proxy(&self, mode: Mode) -> KubeProxyOptions {
+        let node_port_addresses = match self.node_ports {
+            NodePorts::Primary => vec!["primary".to_owned()],
+            NodePorts::All => vec!["0.0.0.0/0".to_owned(), "::/0".to_owned()],
+        };
+        KubeProxyOptions {
+            mode,
+            detect_local_mode: self.detect_local.word().to_owned(),
+            cluster_cidr: "10.244.0.0/16,fd00:244::/32".to_owned(),
+            bridge_interface: plan::BRIDGE.to_owned(),
+            // What links of pods that hang on no bridge are called on the node.
+            interface_name_prefix: "pod".to_owned(),
+            node_port_addresses,
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! The real kube-proxy on a node of a network, for comparisons.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::json;
+
+use super::ControlPlane;
+use super::server::tail_of;
+use super::tools::{Tools, tools_dir};
+use crate::interrupt::{Interrupted, eventually};
+use crate::network::Node;
+use crate::owner::Folder;
+use crate::process;
+
+/// How long it may take to write its rules for the first time. Two cores may be building and testing.
+const READY: Duration = Duration::from_secs(90);
+/// How long it may take to end.
+const STOP: Duration = Duration::from_secs(5);
+/// Where it serves its metrics unless told otherwise, in the namespace it is in.
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+/// Says of each family when its rules were last written, in seconds since 1970; 0 if never.
+const LAST_SYNC: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+
+/// Which part of the kernel it makes Services with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Tables of nftables.
+    Nftables,
+    /// Chains of iptables.
+    Iptables,
+}
+
+impl Mode {
+    /// The word for it in kube-proxy's configuration.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+        }
+    }
+}
+
+/// How it is configured. What is not here has kube-proxy's own default, but for what a namespace does not allow.
+#[derive(Clone, Debug)]
+pub struct KubeProxyOptions {
+    /// `mode`.
+    pub mode: Mode,
+    /// `detectLocalMode`: how it tells pods of this node, or of the cluster, from others.
+    pub detect_local_mode: String,
+    /// `clusterCIDR`: what `detectLocalMode: ClusterCIDR` compares with.
+    pub cluster_cidr: String,
+    /// `detectLocal.bridgeInterface`.
+    pub bridge_interface: String,
+    /// `detectLocal.interfaceNamePrefix`.
+    pub interface_name_prefix: String,
+    /// `nodePortAddresses`.
+    pub node_port_addresses: Vec<String>,
+}
+
+/// A running kube-proxy. Dropping it ends it; its rules stay until its namespace goes.
+#[derive(Debug)]
+pub struct KubeProxy {
+    child: Child,
+    folder: Folder,
+}
+
+impl KubeProxy {
+    /// Starts it on a node and waits until it has written the rules of both families.
+    ///
+    /// It writes nothing before it has the complete lists, so objects that are there before it starts are in its rules
+    /// when this returns.
+    pub fn start(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions) -> Result<Self> {
+        let folder = Folder::new()?;
+        let config = folder.path().join("config.json");
+        // JSON is YAML.
+        fs::write(&config, configuration(node, cluster, options).to_string())
+            .with_context(|| format!("writing {}", config.display()))?;
+        let log = File::create(log_path(&folder)).context("making kube-proxy's log")?;
+        let mut command = Command::new(Tools::kube_proxy(&tools_dir())?);
+        command
+            .arg("--config")
+            .arg(&config)
+            // A machine's proxy has no way into our networks.
+            .env("NO_PROXY", "*")
+            .env("no_proxy", "*")
+            // It calls nft and iptables, which are not in every user's PATH.
+            .env("PATH", path_with_system_folders())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().context("duplicating a descriptor")?)
+            .stderr(log);
+        let child = process::spawn(command, node.netns(), Some(node.cgroup()))?;
+        let mut proxy = Self { child, folder };
+        match proxy.wait_synced(node) {
+            Ok(()) => Ok(proxy),
+            // Its log is no answer to Ctrl-C.
+            Err(error) if error.is::<Interrupted>() => Err(error),
+            Err(error) => {
+                let tail = tail_of(&proxy.log_path()).unwrap_or_default();
+                Err(error.context(format!("kube-proxy on {} is not ready; its log:\n{tail}", node.name())))
+            }
+        }
+    }
+
+    fn wait_synced(&mut self, node: &Node) -> Result<()> {
+        eventually(READY, "rules of both families", || {
+            if let Some(status) = self.child.try_wait().context("waiting for kube-proxy")? {
+                bail!("it has ended: {}", process::ended(status));
+            }
+            let metrics = node.netns().run(metrics)?.unwrap_or_default();
+            Ok(has_synced(&metrics).then_some(()))
+        })
+    }
+
+    /// Its pid.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it logs to, as long as it runs.
+    #[must_use]
+    pub fn log_path(&self) -> PathBuf {
+        log_path(&self.folder)
+    }
+}
+
+impl Drop for KubeProxy {
+    fn drop(&mut self) {
+        if let Err(error) = process::stop(&mut self.child, STOP) {
+            eprintln!("lb-tests: stopping kube-proxy: {error}");
+        }
+    }
+}
+
+fn log_path(folder: &Folder) -> PathBuf {
+    folder.path().join("kube-proxy.log")
+}
+
+fn configuration(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": options.mode.word(),
+        "clientConnection": { "kubeconfig": cluster.kubeconfig_kube_proxy() },
+        "hostnameOverride": node.name(),
+        "detectLocalMode": options.detect_local_mode,
+        "clusterCIDR": options.cluster_cidr,
+        "detectLocal": {
+            "bridgeInterface": options.bridge_interface,
+            "interfaceNamePrefix": options.interface_name_prefix,
+        },
+        "nodePortAddresses": options.node_port_addresses,
+        // These sysctls are the whole machine's, and read-only in a namespace.
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+        // When memory is short, this process may go before others.
+        "oomScoreAdj": 0,
+    })
+}
+
+/// The metrics of the kube-proxy in the namespace of the calling thread.
+fn metrics() -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(1))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
+}
+
+fn has_synced(metrics: &str) -> bool {
+    ["IPv4", "IPv6"].iter().all(|family| {
+        let gauge = format!("{LAST_SYNC}{{ip_family=\"{family}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&gauge));
+        value
+            .and_then(|value| value.trim().parse::<f64>().ok())
+            .is_some_and(|seconds| seconds > 0.0)
+    })
+}
+
+fn path_with_system_folders() -> std::ffi::OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_has_synced_when_both_families_have() {
+        let line = |family, seconds| format!("{LAST_SYNC}{{ip_family=\"{family}\"}} {seconds}\n");
+        assert!(!has_synced(""));
+        assert!(!has_synced(&line("IPv4", "1.7e+09")));
+        assert!(!has_synced(&(line("IPv4", "1.7e+09") + &line("IPv6", "0"))));
+        assert!(has_synced(&(line("IPv4", "1.7e+09") + &line("IPv6", "1.7e+09"))));
+    }
+}
