@@ -393,7 +393,7 @@ impl<P: Plane> Agent<P> {
         self.outputs.health_checks.send_if_modified(|before| {
             let wanted = Wanted {
                 checks: self.cluster.health_checks().clone(),
-                addresses: self.cluster.state().node_port_addresses.clone(),
+                addresses: self.cluster.health_check_addresses(),
             };
             let modified = *before != wanted;
             *before = wanted;

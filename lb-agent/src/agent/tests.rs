@@ -1,6 +1,9 @@
 //! The loop, with a plane that writes down what it is asked.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    num::NonZeroU16,
+    sync::{Arc, Mutex},
+};
 
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -111,25 +114,31 @@ struct Running {
     links: mpsc::Sender<Notice>,
     node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     health: ProxyHealth,
+    health_checks: watch::Receiver<Wanted>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
 
 impl Running {
     fn start() -> Self {
+        Self::under(Rules::default())
+    }
+
+    fn under(rules: Rules) -> Self {
         let plane = FakePlane::default();
         let (batch_sender, batches) = crate::objects::channel();
         let (link_sender, links) = mpsc::channel(8);
         let (address_sender, node_addresses) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
+        let (check_sender, health_checks) = watch::channel(Wanted::default());
         let health = ProxyHealth::new();
         let outputs = Outputs {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
             health: health.clone(),
-            health_checks: watch::channel(Wanted::default()).0,
+            health_checks: check_sender,
         };
-        let mut agent = Agent::new(plane.clone(), Rules::default(), outputs, Instant::now());
+        let mut agent = Agent::new(plane.clone(), rules, outputs, Instant::now());
         let inputs = Inputs { batches, links };
         let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
         Self {
@@ -138,6 +147,7 @@ impl Running {
             links: link_sender,
             node_addresses,
             health,
+            health_checks,
             stop,
             task,
         }
@@ -406,6 +416,58 @@ async fn the_health_is_told_whether_the_node_is_leaving_and_keeps_its_last_word(
     assert!(eligible_after(Event::Node(None)).await);
     assert!(!eligible_after(Event::Node(Some(leaving))).await);
     assert!(!eligible_after(Event::Node(None)).await);
+}
+
+#[tokio::test]
+async fn the_servers_of_health_checks_are_told_what_is_asked_where() {
+    let mut agent = Running::start();
+    let checked = |port: Option<u16>| Service {
+        health_check_node_port: port.and_then(NonZeroU16::new),
+        ..service("a", 1)
+    };
+    agent.send_lists(vec![checked(Some(32_000))]).await;
+    agent.health_checks.changed().await.unwrap();
+    let wanted = agent.health_checks.borrow_and_update().clone();
+    let ports: Vec<_> = wanted.checks.values().map(|check| check.port.get()).collect();
+    assert_eq!(ports, [32_000]);
+    assert_eq!(wanted.addresses, BTreeSet::from([IpAddr::from([192, 168, 0, 1])]));
+
+    // Nothing of this is the kernel's business.
+    agent.calls(1).await;
+    agent.send(vec![applied(checked(None))]).await;
+    agent.health_checks.changed().await.unwrap();
+    assert_eq!(agent.health_checks.borrow_and_update().checks.len(), 0);
+    assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn addresses_of_the_node_are_awaited_where_they_decide_and_followed() {
+    let mut agent = Running::under(Rules {
+        node_port_addresses: ["10.0.0.0/8".parse().unwrap(), "::/0".parse().unwrap()]
+            .into_iter()
+            .collect(),
+        ..Rules::default()
+    });
+    agent.send_lists(vec![service("a", 1)]).await;
+    time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(agent.plane.calls(), [""; 0]);
+
+    let mut told_after = async |addresses: &[&str]| {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap());
+        agent.send(vec![Event::NodeAddresses(addresses.collect())]).await;
+        agent.health_checks.changed().await.unwrap();
+        let wanted = agent.health_checks.borrow_and_update().clone();
+        wanted.addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told_after(&["10.0.0.1", "127.0.0.1", "fd00::1"]).await,
+        ["10.0.0.1", "::"]
+    );
+    assert_eq!(
+        told_after(&["10.0.0.2", "10.0.0.1", "192.168.0.1"]).await,
+        ["10.0.0.1", "10.0.0.2", "::"]
+    );
+    assert_eq!(agent.calls(2).await, ["replace +a", "apply "]);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use super::{
     inventory::{Changed, Inventory},
     serve::{self, Surroundings},
 };
-use crate::desired::{self, Change, Frontend, ServicePortName, State};
+use crate::desired::{self, Change, Family, Frontend, ServicePortName, State};
 
 /// The objects, and the desired state that has been handed out for them.
 ///
@@ -100,6 +100,16 @@ impl Cluster {
     #[must_use]
     pub const fn health_checks(&self) -> &BTreeMap<ObjectName, HealthCheck> {
         &self.health_checks
+    }
+
+    /// Where these health checks are to be answered, as of the last change taken: where NodePorts are
+    /// served. The unspecified address stands for every address of its family.
+    #[must_use]
+    pub fn health_check_addresses(&self) -> BTreeSet<IpAddr> {
+        let whole = self.rules.node_port_addresses.whole_families();
+        let addresses = self.state.node_port_addresses.iter().copied();
+        let others = addresses.filter(|address| !whole.contains(&Family::of(*address)));
+        whole.iter().map(|family| family.unspecified()).chain(others).collect()
     }
 
     /// How often the rules have been applied to a Service.

@@ -145,6 +145,21 @@ impl NodePortAddresses {
         [Family::V4, Family::V6].into_iter().filter(says_nothing_of).collect()
     }
 
+    /// The families in which NodePorts are served on every address.
+    pub(super) fn whole_families(&self) -> BTreeSet<Family> {
+        let mut families = self.unrestricted();
+        for word in &self.0 {
+            match word {
+                NodePortAddress::All => families.extend([Family::V4, Family::V6]),
+                NodePortAddress::Within(network) if network.prefix_len() == 0 => {
+                    families.insert(Family::of(network.addr()));
+                }
+                NodePortAddress::Within(_) | NodePortAddress::Primary | NodePortAddress::Localhost => {}
+            }
+        }
+        families
+    }
+
     /// Whether the addresses of this node's links decide.
     #[must_use]
     pub fn needs_links(&self) -> bool {

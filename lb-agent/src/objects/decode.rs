@@ -83,12 +83,14 @@ pub trait Decode: Sized + Send + 'static {
     fn event(update: Update<Self>) -> Event;
 }
 
-/// The name of an object. One without namespace is in `default`, as kubectl has it.
-pub fn object_name(metadata: &ObjectMeta) -> ObjectName {
-    ObjectName::new(
-        metadata.namespace.as_deref().unwrap_or("default"),
-        metadata.name.as_deref().unwrap_or_default(),
-    )
+/// The name of an object. One without namespace is in `default`, as kubectl has it, unless its kind is
+/// in none: then the namespace is empty, whatever a manifest says.
+pub fn object_name(kind: Kind, metadata: &ObjectMeta) -> ObjectName {
+    let namespace = match kind {
+        Kind::Service | Kind::EndpointSlice => metadata.namespace.as_deref().unwrap_or("default"),
+        Kind::ServiceCidr | Kind::Node => "",
+    };
+    ObjectName::new(namespace, metadata.name.as_deref().unwrap_or_default())
 }
 
 impl Decode for EndpointSlice {
@@ -121,7 +123,7 @@ impl Decode for EndpointSlice {
         let ports = ports
             .filter_map(|(index, port)| keep(endpoint_port(index, port), &mut skipped))
             .collect();
-        let name = required_name(&wire.metadata)?;
+        let name = required_name(Self::KIND, &wire.metadata)?;
         let mut slice = Self::new(name, service.clone(), family, ports);
         for (index, wire) in wire.endpoints.into_iter().enumerate() {
             let path = format!("endpoints[{index}].addresses[0]");
@@ -239,7 +241,7 @@ impl Decode for ServiceCidr {
             keep(network(path, cidr), &mut skipped)
         });
         let object = Self {
-            name: required_name(&wire.metadata)?.name,
+            name: required_name(Self::KIND, &wire.metadata)?.name,
             cidrs: cidrs.collect(),
         };
         Ok(Decoded::Object { object, skipped })
@@ -258,8 +260,8 @@ fn has_label(labels: Option<&BTreeMap<String, String>>, key: &str) -> bool {
     labels.is_some_and(|labels| labels.contains_key(key))
 }
 
-fn required_name(metadata: &ObjectMeta) -> Result<ObjectName, FieldError> {
-    let name = object_name(metadata);
+fn required_name(kind: Kind, metadata: &ObjectMeta) -> Result<ObjectName, FieldError> {
+    let name = object_name(kind, metadata);
     if name.name.is_empty() {
         return Err(FieldError::new("metadata.name", "missing"));
     }

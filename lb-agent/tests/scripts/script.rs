@@ -202,8 +202,7 @@ impl Batch {
     /// An object, or `None` for one that cannot be read.
     fn read<T: Decode>(&mut self, object: Value) -> anyhow::Result<(ObjectName, Option<Decoded<T>>)> {
         let metadata = object.get("metadata").cloned().context("no metadata")?;
-        let name = object_name(&serde_json::from_value::<ObjectMeta>(metadata)?);
-        let name = in_its_namespace(T::KIND, name);
+        let name = object_name(T::KIND, &serde_json::from_value::<ObjectMeta>(metadata)?);
         let decoded = match serde_json::from_value(object) {
             Ok(wire) => T::decode(wire, THIS_NODE).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

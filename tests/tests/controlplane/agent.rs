@@ -165,10 +165,13 @@ fn what_kubectl_applies_is_served_and_followed() {
     gone(&world, &service);
 }
 
-/// At a cluster address nobody answers; at the node nobody listens.
+/// At a cluster address nobody answers, and processes of the node may not even ask; at the node nobody listens.
 #[track_caller]
 fn gone(world: &World, service: &Service) {
-    let silent = |outcome: &Outcome| matches!(outcome, Err(Failure::Timeout | Failure::Unreachable | Failure::Refused));
+    let silent = |outcome: &Outcome| {
+        use Failure::{Denied, Refused, Timeout, Unreachable};
+        matches!(outcome, Err(Timeout | Unreachable | Refused | Denied))
+    };
     world.becomes(service, BRIEFLY, silent);
 }
 

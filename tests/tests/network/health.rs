@@ -1,4 +1,4 @@
-//! What the agent tells load balancers and kubelet of its node.
+//! What the agent tells load balancers and kubelet of its node and of Services on it.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -6,25 +6,38 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use lb_tests::agent::{Agent, Options};
 use lb_tests::http::{Answer, get};
-use lb_tests::manifests::{self, Manifest};
+use lb_tests::manifests::{self, Manifest, Service};
+use lb_tests::network::Attachment;
+use lb_tests::stage::TARGET;
 use serde_json::Value;
 
 use crate::fixture::{SOON, World};
 
 const PORT: u16 = 10256;
+/// Of a Service.
+const CHECK_PORT: u16 = 32_001;
 
 /// What a load balancer outside is told at both addresses of node 1.
 fn told(world: &World, path: &str) -> [anyhow::Result<Answer>; 2] {
+    told_at(world, PORT, path)
+}
+
+fn told_at(world: &World, port: u16, path: &str) -> [anyhow::Result<Answer>; 2] {
     let outside = world.network.outside().netns();
-    let ask = |ip| get(outside, SocketAddr::new(ip, PORT), path);
+    let ask = |ip| get(outside, SocketAddr::new(ip, port), path);
     world.node1().addresses().map(ask)
 }
 
 #[track_caller]
 fn becomes(world: &World, path: &str, status: u16) {
+    becomes_at(world, PORT, path, status);
+}
+
+#[track_caller]
+fn becomes_at(world: &World, port: u16, path: &str, status: u16) {
     let until = Instant::now() + SOON;
     loop {
-        let answers = told(world, path);
+        let answers = told_at(world, port, path);
         if answers
             .iter()
             .all(|answer| answer.as_ref().is_ok_and(|answer| answer.status == status))
@@ -83,4 +96,46 @@ fn nobody_is_told_anything_when_it_is_turned_off_or_has_ended() {
     let agent = Agent::start(world.node1(), &world.source, &options).unwrap();
     world.agents.push(agent);
     assert!(is_silent(&world));
+}
+
+/// Such that load balancers ask each node for endpoints of its own.
+fn with_health_check(service: &Service) -> Manifest {
+    let mut object = service.service();
+    let spec = object.spec.as_mut().unwrap();
+    spec.type_ = Some("LoadBalancer".into());
+    spec.external_traffic_policy = Some("Local".into());
+    spec.health_check_node_port = Some(CHECK_PORT.into());
+    Manifest::new(&object).unwrap()
+}
+
+#[test]
+fn a_load_balancer_is_told_whether_an_endpoint_of_its_service_is_on_the_node() {
+    let mut world = World::new();
+    let here = world.backend(1, "here", Attachment::Veth);
+    let there = world.backend(2, "there", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET).at_node_port(30_001);
+    let at_both = service.clone().with_endpoints([&here, &there]);
+    let at_there = service.clone().with_endpoints([&there]);
+    world.apply(&at_both);
+    world.source.apply(&[with_health_check(&service)]).unwrap();
+    world.start_agent(1);
+    becomes_at(&world, CHECK_PORT, "/", 200);
+    for answer in told_at(&world, CHECK_PORT, "/") {
+        assert_eq!(answer.unwrap().header("x-load-balancing-endpoint-weight"), Some("1"));
+    }
+    world.source.apply(&at_there.slice_manifests().unwrap()).unwrap();
+    becomes_at(&world, CHECK_PORT, "/", 503);
+
+    // NodePorts are served at the node's primary addresses, and so is this.
+    let inside = world.node1().netns();
+    for loopback in ["127.0.0.1", "::1"] {
+        let at = SocketAddr::new(loopback.parse().unwrap(), CHECK_PORT);
+        assert!(get(inside, at, "/").is_err(), "{at}");
+    }
+
+    world.delete(&service);
+    let until = Instant::now() + SOON;
+    while told_at(&world, CHECK_PORT, "/").iter().any(Result::is_ok) {
+        assert!(Instant::now() < until, "somebody still answers");
+    }
 }

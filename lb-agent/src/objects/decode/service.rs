@@ -26,7 +26,7 @@ impl Decode for Service {
         if has_label(labels, SERVICE_PROXY_NAME) {
             return Ok(Decoded::Ignored("another proxy serves it"));
         }
-        let name = required_name(&wire.metadata)?;
+        let name = required_name(Self::KIND, &wire.metadata)?;
         let spec = wire.spec.ok_or_else(|| FieldError::new("spec", "missing"))?;
         if spec.type_.as_deref() == Some("ExternalName") {
             return Ok(Decoded::Ignored("type ExternalName"));

@@ -147,11 +147,7 @@ fn collect(document: Value, line: u64, this_node: &str, manifests: &mut Vec<Mani
 
 fn read<T: Decode>(document: Value, line: u64, this_node: &str, object: impl Fn(T) -> Object) -> Option<Manifest> {
     let metadata = document.get("metadata").cloned().unwrap_or_default();
-    let mut name = object_name(&serde_json::from_value(metadata).unwrap_or_default());
-    if matches!(T::KIND, Kind::Node | Kind::ServiceCidr) {
-        // It is in no namespace, whatever the manifest says.
-        name.namespace.clear();
-    }
+    let name = object_name(T::KIND, &serde_json::from_value(metadata).unwrap_or_default());
     let key = (T::KIND, name);
     let decoded = serde_json::from_value(document)
         .map_err(|error| error.to_string())

@@ -216,7 +216,7 @@ impl<T: Decode> Watch<T> {
             watcher::Event::Init => None,
             watcher::Event::InitApply(object) => {
                 let listing = listing.get_or_insert_default();
-                let name = object_name(object.meta());
+                let name = object_name(T::KIND, object.meta());
                 match self.read(&name, object) {
                     Some(Decoded::Object { object, .. }) => {
                         listing.objects.insert(name, object);
@@ -234,13 +234,13 @@ impl<T: Decode> Watch<T> {
                 })
             }
             watcher::Event::Apply(object) => {
-                let name = object_name(object.meta());
+                let name = object_name(T::KIND, object.meta());
                 Some(match self.read(&name, object)? {
                     Decoded::Object { object, .. } => Update::Apply(object),
                     Decoded::Ignored(_) => Update::Delete(name),
                 })
             }
-            watcher::Event::Delete(object) => Some(Update::Delete(object_name(object.meta()))),
+            watcher::Event::Delete(object) => Some(Update::Delete(object_name(T::KIND, object.meta()))),
         }
     }
 
