@@ -18,7 +18,8 @@ use crate::{
     frontend,
 };
 
-const SERVICE: u32 = 7;
+/// The one that the backends of a data path are of.
+const SERVICE: u32 = 1;
 const TIMEOUT: u32 = 60;
 const SECOND: u64 = 1_000_000_000;
 /// Backends of the tests: so many that the same one again is no chance.
