@@ -197,8 +197,8 @@ impl<P: Plane> Agent<P> {
             writes: outcome.writes,
             milliseconds: milliseconds(start),
         });
+        self.tell_programmed(&outcome);
         self.note_failures(outcome);
-        self.tell_programmed();
         self.tell_health_checks();
         for (index, event) in std::mem::take(&mut self.waiting_links) {
             self.try_link(index, event);
@@ -262,15 +262,20 @@ impl<P: Plane> Agent<P> {
         if outcome.addresses.is_none() {
             self.failed_addresses.forget(&());
         }
+        self.tell_programmed(&outcome);
         self.note_failures(outcome);
-        self.tell_programmed();
     }
 
-    /// A family is programmed when nothing of it is left to be tried again.
-    fn tell_programmed(&self) {
+    /// A family is programmed when the kernel took what it was asked for. That a map is full, which keeps
+    /// some service ports as they were, is no reason to send traffic elsewhere or to start the agent anew.
+    fn tell_programmed(&self, outcome: &Outcome) {
+        let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
+        if outcome.addresses.as_ref().is_some_and(is_refusal) {
+            return;
+        }
         for family in [Family::V4, Family::V6] {
-            let waits = self.failed_services.keys().any(|name| name.family == family);
-            if !waits && self.failed_addresses.next().is_none() {
+            let mut failed = outcome.failed.iter().filter(|(name, _)| name.family == family);
+            if !failed.any(|(_, error)| is_refusal(error)) {
                 self.outputs.health.is_programmed(family);
             }
         }

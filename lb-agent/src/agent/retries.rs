@@ -38,11 +38,6 @@ impl<K: Ord + Clone> Retries<K> {
         self.0.remove(key);
     }
 
-    /// All that have failed.
-    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
-        self.0.keys()
-    }
-
     /// When the next one is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.values().map(|retry| retry.due).min()

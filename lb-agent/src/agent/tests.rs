@@ -100,10 +100,14 @@ impl Plane for FakePlane {
 fn refusal(protocol: Protocol) -> PlaneError {
     match protocol {
         Protocol::Sctp => PlaneError::Protocol(protocol),
-        Protocol::Tcp | Protocol::Udp => PlaneError::MapFull {
+        Protocol::Tcp => PlaneError::MapFull {
             map: "SERVICES",
             capacity: 1,
             flag: "--max-services",
+        },
+        Protocol::Udp => PlaneError::Kernel {
+            what: "a write".to_owned(),
+            source: std::io::ErrorKind::PermissionDenied.into(),
         },
     }
 }
@@ -381,7 +385,7 @@ async fn the_health_is_told_of_what_the_kernel_does_not_have() {
     let agent = Running::start();
     agent.plane.refuse(&["a"]);
     assert!(!agent.health.waits(Family::V4));
-    agent.send_lists(vec![service("a", 1)]).await;
+    agent.send_lists(vec![service_of(Protocol::Udp, "a", 1)]).await;
     // The second attempt comes after the outcome of the first.
     agent.calls(2).await;
     assert!(agent.health.waits(Family::V4));
@@ -393,6 +397,15 @@ async fn the_health_is_told_of_what_the_kernel_does_not_have() {
         assert!(Instant::now() < until, "it waits although it has been programmed");
         time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+#[tokio::test]
+async fn a_full_map_is_no_ill_health() {
+    let agent = Running::start();
+    agent.plane.refuse(&["a"]);
+    agent.send_lists(vec![service("a", 1), service("b", 2)]).await;
+    agent.calls(2).await;
+    assert!(!agent.health.waits(Family::V4));
 }
 
 #[tokio::test]
