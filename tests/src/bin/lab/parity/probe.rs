@@ -58,6 +58,8 @@ impl Frontend {
             Self::NodePortOnLocalhost => source == Source::Host,
             // Nobody outside has a way to the networks of pods.
             Self::NodePortOnBridgeAddress => source != Source::Outside,
+            // The node dials its own address from that very address, and others from one of its choice: two clients.
+            Self::EachInTurn => source != Source::Host,
             _ => true,
         }
     }
@@ -136,6 +138,17 @@ impl Probe {
             }
         }
         probes
+    }
+}
+
+impl Probe {
+    /// Whether it is asked again after all Services have changed: each frontend by each source, but not with each
+    /// protocol in each family.
+    pub(crate) fn is_asked_again(&self) -> bool {
+        matches!(
+            (self.protocol, self.family),
+            (Protocol::Tcp, Family::V4) | (Protocol::Udp, Family::V6)
+        )
     }
 }
 
