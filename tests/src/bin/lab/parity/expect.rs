@@ -73,6 +73,7 @@ impl Rules<'_> {
         }
         match target {
             Target::Nothing => only(Observed::Silent),
+            Target::Node if self.is_dropped_everywhere(&endpoints) => only(Observed::Silent),
             Target::Node => only(Observed::Refused),
             Target::UndefinedPort => only(match self.mode {
                 Mode::Nftables => Observed::Refused,
@@ -107,6 +108,17 @@ impl Rules<'_> {
     fn passes_unrefused(&self) -> bool {
         let to_node = self.probe.to.iter().all(|to| self.twin.node_has(to.ip()));
         self.mode == Mode::Iptables && self.probe.source == Source::Host && !to_node
+    }
+
+    /// iptables mode drops what is for a NodePort without local endpoints at every address of the node, also where it
+    /// serves no NodePorts.
+    fn is_dropped_everywhere(&self, endpoints: &Endpoints) -> bool {
+        self.mode == Mode::Iptables
+            && self.probe.frontend.is_elsewhere_on_node()
+            && self.service.has_node_ports()
+            && self.service.external == Policy::Local
+            && endpoints.any
+            && endpoints.local.is_empty()
     }
 
     fn target(&self) -> Target {

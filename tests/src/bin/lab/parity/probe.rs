@@ -50,6 +50,14 @@ impl Frontend {
     /// The four that a Service of type LoadBalancer with an external address has.
     pub(crate) const USUAL: &[Self] = &[Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::External];
 
+    /// Whether it is a NodePort at an address of the node that the Node object does not name.
+    pub(crate) fn is_elsewhere_on_node(self) -> bool {
+        matches!(
+            self,
+            Self::NodePortOnSecondAddress | Self::NodePortOnBridgeAddress | Self::NodePortOnLocalhost
+        )
+    }
+
     /// A port that no Service has, and no process either.
     const UNDEFINED: u16 = 7777;
 
