@@ -216,6 +216,13 @@ impl ControlPlane {
             .map(drop)
     }
 
+    /// Makes objects that are there exactly what a manifest says, as the administrator.
+    pub fn replace(&self, yaml: &str) -> Result<()> {
+        self.kubectl
+            .run(&self.kubeconfig_admin(), &["replace", "-f", "-"], Some(yaml))
+            .map(drop)
+    }
+
     /// Writes the status of objects that are there, as a controller would: `apply` leaves it alone.
     pub fn apply_status(&self, yaml: &str) -> Result<()> {
         let args = [

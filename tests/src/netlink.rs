@@ -41,6 +41,17 @@ impl Cidr {
         let address = address.into();
         Self::new(address, if address.is_ipv4() { 32 } else { 128 })
     }
+
+    /// Whether an address is in the network. One of the other family never is.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let same_bits = match (self.address, address) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => (own.to_bits() ^ other.to_bits()).leading_zeros(),
+            (IpAddr::V6(own), IpAddr::V6(other)) => (own.to_bits() ^ other.to_bits()).leading_zeros(),
+            _ => return false,
+        };
+        same_bits >= u32::from(self.length)
+    }
 }
 
 impl fmt::Display for Cidr {

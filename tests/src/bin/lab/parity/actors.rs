@@ -1,7 +1,7 @@
 //! Who asks and who answers. Everything is seen from the first node, the one whose proxy is looked at.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use lb_tests::netlink::Cidr;
 use lb_tests::network::plan;
@@ -151,11 +151,11 @@ const fn net(net: Net, number: u8) -> [Cidr; 2] {
     };
     [
         Cidr {
-            address: IpAddr::V4(std::net::Ipv4Addr::new(v4[0], v4[1], v4[2], v4[3])),
+            address: IpAddr::V4(Ipv4Addr::new(v4[0], v4[1], v4[2], v4[3])),
             length: 24,
         },
         Cidr {
-            address: IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, v6, 0, 0, 0, 0, number as u16)),
+            address: IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, v6, 0, 0, 0, 0, number as u16)),
             length: 64,
         },
     ]
@@ -173,7 +173,16 @@ pub(crate) fn second_node_addresses() -> [IpAddr; 2] {
 }
 
 /// A source range with every address of a node on its uplink, and none of the client outside.
-pub(crate) const NODE_RANGES: [&str; 2] = ["172.18.0.0/26", "fd00:172:18::/122"];
+pub(crate) const NODE_RANGES: [Cidr; 2] = [
+    Cidr {
+        address: IpAddr::V4(Ipv4Addr::new(172, 18, 0, 0)),
+        length: 26,
+    },
+    Cidr {
+        address: IpAddr::V6(Ipv6Addr::new(0xfd00, 0x172, 0x18, 0, 0, 0, 0, 0)),
+        length: 122,
+    },
+];
 
 /// The addresses of the node on the bridge of its pods.
 pub(crate) fn bridge_addresses() -> [IpAddr; 2] {
@@ -182,15 +191,5 @@ pub(crate) fn bridge_addresses() -> [IpAddr; 2] {
 
 /// An address of each service range that no Service has.
 pub(crate) fn unallocated() -> [IpAddr; 2] {
-    let [v4, _] = plan::SERVICE_CIDRS.map(|cidr| cidr.address);
-    match v4 {
-        IpAddr::V4(v4) => {
-            let [a, b, ..] = v4.octets();
-            [
-                IpAddr::from([a, b, 200, 200]),
-                IpAddr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 0xc8c8]),
-            ]
-        }
-        IpAddr::V6(_) => plan::SERVICE_CIDRS.map(|cidr| cidr.address),
-    }
+    plan::service_addresses(u8::MAX)
 }

@@ -5,6 +5,7 @@ use lb_tests::controlplane::Mode;
 use super::actors::{Backend, Source};
 use super::outcome::{Observed, Outcome, Saw};
 use super::probe::{Frontend, Probe};
+use super::service::Policy;
 
 /// A difference that is meant to be.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -20,6 +21,9 @@ pub(crate) enum Difference {
     /// iptables mode has nothing that refuses what the node itself sends to an external or load balancer's address
     /// of a Service without endpoints; here and in nftables mode it is refused.
     HostRefused,
+    /// iptables mode drops what is for a NodePort whose policy is Local, without local endpoints, at every address of the
+    /// node; here and in nftables mode nothing is done at addresses that have no NodePorts.
+    OtherAddressesUntouched,
     /// iptables mode looks at source ranges only when there are endpoints; here and in nftables mode who is not allowed
     /// hears nothing in either case.
     RangesBeforeEndpoints,
@@ -27,11 +31,12 @@ pub(crate) enum Difference {
 
 impl Difference {
     /// All of them.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::ClientAddressKept,
         Self::HostDeniedAtOnce,
         Self::UndefinedPortRefused,
         Self::HostRefused,
+        Self::OtherAddressesUntouched,
         Self::RangesBeforeEndpoints,
     ];
 
@@ -42,6 +47,7 @@ impl Difference {
             Self::HostDeniedAtOnce => "host-denied-at-once",
             Self::UndefinedPortRefused => "undefined-port-refused",
             Self::HostRefused => "host-refused",
+            Self::OtherAddressesUntouched => "other-addresses-untouched",
             Self::RangesBeforeEndpoints => "ranges-before-endpoints",
         }
     }
@@ -75,6 +81,12 @@ impl Difference {
                     && probe.source == Source::Host
                     && matches!(probe.frontend, Frontend::External | Frontend::LoadBalancer)
                     && (!has_endpoints || probe.service.ports[probe.port].target.is_none())
+                    && silent_becomes_refused()
+            }
+            Self::OtherAddressesUntouched => {
+                mode == Mode::Iptables
+                    && probe.frontend.is_elsewhere_on_node()
+                    && probe.service.external == Policy::Local
                     && silent_becomes_refused()
             }
             Self::RangesBeforeEndpoints => {

@@ -3,18 +3,16 @@
 //! Without this, a network that leads nowhere would make two proxies agree in everything. It is also the reason that a
 //! disagreement is read by: these are the rules.
 
-use std::net::IpAddr;
-
 use lb_tests::controlplane::Mode;
 use lb_tests::stage::Family;
 
 use super::actors::{Backend, Source};
-use super::catalogue::ZONE_HERE;
 use super::outcome::{Observed, Outcome, Saw};
 use super::probe::{Frontend, Probe};
-use super::service::{Endpoint, Ingress, Kind, Policy, Port, SECOND_TARGET, Service};
+use super::service::{Ingress, Kind, Policy, SECOND_TARGET, Service};
 use super::settings::{NodePorts, Settings};
 use super::twin::Twin;
+use super::usable::Endpoints;
 
 /// What a packet is addressed to, in the eyes of kube-proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +73,7 @@ impl Rules<'_> {
         }
         match target {
             Target::Nothing => only(Observed::Silent),
+            Target::Node if self.is_dropped_everywhere(&endpoints) => only(Observed::Silent),
             Target::Node => only(Observed::Refused),
             Target::UndefinedPort => only(match self.mode {
                 Mode::Nftables => Observed::Refused,
@@ -109,6 +108,17 @@ impl Rules<'_> {
     fn passes_unrefused(&self) -> bool {
         let to_node = self.probe.to.iter().all(|to| self.twin.node_has(to.ip()));
         self.mode == Mode::Iptables && self.probe.source == Source::Host && !to_node
+    }
+
+    /// iptables mode drops what is for a NodePort without local endpoints at every address of the node, also where it
+    /// serves no NodePorts.
+    fn is_dropped_everywhere(&self, endpoints: &Endpoints) -> bool {
+        self.mode == Mode::Iptables
+            && self.probe.frontend.is_elsewhere_on_node()
+            && self.service.has_node_ports()
+            && self.service.external == Policy::Local
+            && endpoints.any
+            && endpoints.local.is_empty()
     }
 
     fn target(&self) -> Target {
@@ -171,14 +181,9 @@ impl Rules<'_> {
         ) {
             return true;
         }
-        let ranges = self
-            .service
-            .source_ranges
-            .iter()
-            .filter_map(|range| Range::parse(range));
-        let ranges: Vec<_> = ranges
-            .filter(|range| range.network.is_ipv4() == (self.probe.family == Family::V4))
-            .collect();
+        let is_v4 = self.probe.family == Family::V4;
+        let ranges = self.service.source_ranges.iter();
+        let ranges: Vec<_> = ranges.filter(|range| range.address.is_ipv4() == is_v4).collect();
         if ranges.is_empty() || ranges.iter().any(|range| range.length == 0) {
             return true;
         }
@@ -217,110 +222,5 @@ fn server(backend: Backend, port: u16) -> String {
     match port {
         SECOND_TARGET => format!("{}/second", backend.name()),
         _ => backend.name().to_owned(),
-    }
-}
-
-/// A Service port's endpoints, as policies choose among them.
-struct Endpoints {
-    cluster: Vec<(Backend, u16)>,
-    local: Vec<(Backend, u16)>,
-    /// Whether there is a usable one, wherever it is.
-    any: bool,
-}
-
-impl Endpoints {
-    fn of(probe: &Probe) -> Self {
-        let service = &probe.service;
-        let port: Option<&Port> = service.ports.get(probe.port);
-        let Some(target) = port.and_then(|port| port.target) else {
-            return Self {
-                cluster: Vec::new(),
-                local: Vec::new(),
-                any: false,
-            };
-        };
-        // An address that is there twice is whoever is not about to end.
-        let mut all: Vec<&Endpoint> = Vec::new();
-        for endpoint in &service.endpoints {
-            let same =
-                |other: &&Endpoint| (other.backend, other.port_offset) == (endpoint.backend, endpoint.port_offset);
-            match all.iter().position(|other| same(&other)) {
-                None => all.push(endpoint),
-                Some(at) if endpoint.terminating != Some(true) => all[at] = endpoint,
-                Some(_) => {}
-            }
-        }
-        let ready = |endpoint: &&&Endpoint| endpoint.ready.unwrap_or(true);
-        let last_resort =
-            |endpoint: &&&Endpoint| endpoint.serving.unwrap_or(true) && endpoint.terminating == Some(true);
-        let choose = |from: Vec<&Endpoint>, hinted: bool| -> Vec<(Backend, u16)> {
-            let mut chosen: Vec<_> = from.iter().filter(ready).copied().collect();
-            if hinted {
-                chosen = by_hints(chosen);
-            }
-            if chosen.is_empty() {
-                chosen = from.iter().filter(last_resort).copied().collect();
-            }
-            chosen
-                .iter()
-                .map(|endpoint| (endpoint.backend, target + endpoint.port_offset))
-                .collect()
-        };
-        let here = all
-            .iter()
-            .filter(|endpoint| endpoint.backend.is_here())
-            .copied()
-            .collect();
-        let (cluster, local) = (choose(all, true), choose(here, false));
-        let any = !cluster.is_empty() || !local.is_empty();
-        Self { cluster, local, any }
-    }
-}
-
-/// Those of the ready endpoints that their hints leave: by node, else by zone, else all of them.
-fn by_hints(ready: Vec<&Endpoint>) -> Vec<&Endpoint> {
-    let by = |hints: fn(&Endpoint) -> &Vec<&'static str>, own: &str| -> Option<Vec<&Endpoint>> {
-        if ready.iter().any(|endpoint| hints(endpoint).is_empty()) {
-            return None;
-        }
-        let own: Vec<_> = ready
-            .iter()
-            .filter(|endpoint| hints(endpoint).contains(&own))
-            .copied()
-            .collect();
-        (!own.is_empty()).then_some(own)
-    };
-    by(|endpoint| &endpoint.nodes, "node1")
-        .or_else(|| by(|endpoint| &endpoint.zones, ZONE_HERE))
-        .unwrap_or(ready)
-}
-
-/// A range of addresses.
-struct Range {
-    network: IpAddr,
-    length: u32,
-}
-
-impl Range {
-    fn parse(text: &str) -> Option<Self> {
-        let (network, length) = text.split_once('/')?;
-        Some(Self {
-            network: network.parse().ok()?,
-            length: length.parse().ok()?,
-        })
-    }
-
-    fn contains(&self, address: IpAddr) -> bool {
-        match (self.network, address) {
-            (IpAddr::V4(network), IpAddr::V4(address)) => {
-                let differ = u32::from(network) ^ u32::from(address);
-                differ.leading_zeros() >= self.length
-            }
-            (IpAddr::V6(network), IpAddr::V6(address)) => {
-                let differ = u128::from(network) ^ u128::from(address);
-                differ.leading_zeros() >= self.length
-            }
-            _ => false,
-        }
     }
 }

@@ -50,6 +50,14 @@ impl Frontend {
     /// The four that a Service of type LoadBalancer with an external address has.
     pub(crate) const USUAL: &[Self] = &[Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::External];
 
+    /// Whether it is a NodePort at an address of the node that the Node object does not name.
+    pub(crate) fn is_elsewhere_on_node(self) -> bool {
+        matches!(
+            self,
+            Self::NodePortOnSecondAddress | Self::NodePortOnBridgeAddress | Self::NodePortOnLocalhost
+        )
+    }
+
     /// A port that no Service has, and no process either.
     const UNDEFINED: u16 = 7777;
 
@@ -58,6 +66,8 @@ impl Frontend {
             Self::NodePortOnLocalhost => source == Source::Host,
             // Nobody outside has a way to the networks of pods.
             Self::NodePortOnBridgeAddress => source != Source::Outside,
+            // The node dials its own address from that very address, and others from one of its choice: two clients.
+            Self::EachInTurn => source != Source::Host,
             _ => true,
         }
     }
@@ -136,6 +146,17 @@ impl Probe {
             }
         }
         probes
+    }
+}
+
+impl Probe {
+    /// Whether it is asked again after all Services have changed: each frontend by each source, but not with each
+    /// protocol in each family.
+    pub(crate) fn is_asked_again(&self) -> bool {
+        matches!(
+            (self.protocol, self.family),
+            (Protocol::Tcp, Family::V4) | (Protocol::Udp, Family::V6)
+        )
     }
 }
 

@@ -9,6 +9,16 @@ use super::differences::Difference;
 use super::outcome::Outcome;
 use super::play::{Played, Side};
 
+/// When a probe was played.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Part {
+    /// The objects were there before the proxies.
+    Fresh,
+    /// They have changed since.
+    Changed,
+}
+
 /// What is to be said of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
@@ -24,6 +34,7 @@ pub(crate) enum Verdict {
 #[derive(Clone, Debug)]
 pub(crate) struct Judged {
     pub(crate) mode: Mode,
+    pub(crate) part: Part,
     pub(crate) played: Played,
     /// What kube-proxy's source says.
     pub(crate) expected: Outcome,
@@ -34,7 +45,7 @@ pub(crate) struct Judged {
 
 impl Judged {
     /// Judges it.
-    pub(crate) fn new(mode: Mode, played: Played) -> Self {
+    pub(crate) fn new(mode: Mode, part: Part, played: Played) -> Self {
         let [theirs, ours] = [&played.theirs, &played.ours].map(|side| side.outcome.canonical(&played.probe));
         let verdict = if theirs == ours {
             Verdict::Agrees
@@ -44,11 +55,20 @@ impl Judged {
         };
         Self {
             mode,
+            part,
             expected: expected_with_affinity(&played),
             played,
             theirs,
             ours,
             verdict,
+        }
+    }
+
+    /// The mode, and whether it was after the change.
+    fn when(&self) -> String {
+        match self.part {
+            Part::Fresh => self.mode.word().to_owned(),
+            Part::Changed => format!("{}, after the change", self.mode.word()),
         }
     }
 
@@ -112,7 +132,7 @@ pub(crate) fn render(all: &[Judged]) -> String {
     for judged in all.iter().filter(|judged| !judged.is_as_expected()) {
         lines.push(format!(
             "{}: {}\n  kube-proxy: {}\n  its source: {}",
-            judged.mode.word(),
+            judged.when(),
             judged.played.probe,
             judged.theirs,
             judged.expected
@@ -126,7 +146,7 @@ pub(crate) fn render(all: &[Judged]) -> String {
     lines.extend(undeclared.map(|judged| {
         format!(
             "{}: {}\n  kube-proxy: {}\n  lb-agent:   {}",
-            judged.mode.word(),
+            judged.when(),
             judged.played.probe,
             judged.theirs,
             judged.ours
@@ -160,6 +180,7 @@ pub(crate) fn render(all: &[Judged]) -> String {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     mode: Mode,
+    part: Part,
     service: String,
     source: String,
     frontend: String,
@@ -181,9 +202,9 @@ struct RowSide {
 }
 
 impl RowSide {
-    fn new(side: &Side) -> Self {
+    fn new(outcome: &Outcome, side: &Side) -> Self {
         Self {
-            seen: side.outcome.0.iter().map(ToString::to_string).collect(),
+            seen: outcome.0.iter().map(ToString::to_string).collect(),
             connections: side.draws,
             first_ms: (side.first.as_secs_f64() * 1e5).round() / 100.0,
         }
@@ -198,14 +219,15 @@ pub(crate) fn json(all: &[Judged]) -> serde_json::Value {
             let probe = &judged.played.probe;
             Row {
                 mode: judged.mode,
+                part: judged.part,
                 service: probe.service.name.clone(),
                 source: probe.source.to_string(),
                 frontend: probe.frontend.to_string(),
                 to: probe.to.clone(),
                 protocol: probe.protocol.to_string(),
                 family: probe.family.to_string(),
-                kube_proxy: RowSide::new(&judged.played.theirs),
-                lb_agent: RowSide::new(&judged.played.ours),
+                kube_proxy: RowSide::new(&judged.theirs, &judged.played.theirs),
+                lb_agent: RowSide::new(&judged.ours, &judged.played.ours),
                 expected: judged.expected.0.iter().map(ToString::to_string).collect(),
                 verdict: match judged.verdict {
                     Verdict::Agrees => "agrees",
