@@ -16,6 +16,13 @@ pub(crate) trait Family {
     const SOURCE: usize;
     /// Bytes of an address.
     const ADDRESS_LENGTH: usize;
+    /// Where the checksum of the IP header stands, if there is one.
+    const HEADER_CHECKSUM: Option<usize>;
+    /// IANA protocol number of the family's ICMP.
+    const ICMP: u8;
+
+    /// Whether an ICMP message of this type is an error, which quotes the packet that it is about.
+    fn is_error(kind: u8) -> bool;
 
     /// Reads the IP header at `offset`. `None` for what we leave alone: fragments, since a fragment
     /// without ports cannot be translated and half a datagram must not be; extension headers; IPv6
@@ -33,6 +40,29 @@ pub(crate) trait Family {
         new: &Address,
         flags: u64,
     ) -> Result<(), i64>;
+
+    /// The same for an address of a packet with ICMP, whose checksum stands at `checksum`.
+    fn replace_address_of_icmp(
+        skb: &SkBuff,
+        network: usize,
+        checksum: usize,
+        field: usize,
+        old: &Address,
+        new: &Address,
+    ) -> Result<(), i64>;
+
+    /// What becomes of a sum over an address that is replaced.
+    #[inline(always)]
+    fn difference(old: &Address, new: &Address) -> u32 {
+        let first = (16 - Self::ADDRESS_LENGTH) / 4;
+        let length = Self::ADDRESS_LENGTH as u32;
+        let (from, to) = (old.words[first..].as_ptr(), new.words[first..].as_ptr());
+        // SAFETY: both addresses are that many readable bytes from there.
+        unsafe { bpf_csum_diff(from.cast_mut(), length, to.cast_mut(), length, 0) as u32 }
+    }
+
+    /// Writes an address and nothing else.
+    fn store_address(skb: &SkBuff, offset: usize, address: &Address) -> Result<(), i64>;
 
     /// The destination that a process gave for its socket.
     fn socket_address(ctx: &bpf_sock_addr) -> Address;
@@ -85,6 +115,14 @@ const BPF_F_IPV6: u64 = 1 << 7;
 impl Family for V4 {
     const SOURCE: usize = 12;
     const ADDRESS_LENGTH: usize = 4;
+    const HEADER_CHECKSUM: Option<usize> = Some(IPV4_CHECKSUM);
+    const ICMP: u8 = 1;
+
+    /// RFC 792: destination unreachable, time exceeded, parameter problem.
+    #[inline(always)]
+    fn is_error(kind: u8) -> bool {
+        matches!(kind, 3 | 11 | 12)
+    }
 
     #[inline(always)]
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
@@ -121,6 +159,25 @@ impl Family for V4 {
         skb.store(packet.network + field, &new, 0)
     }
 
+    /// ICMP sums no address.
+    #[inline(always)]
+    fn replace_address_of_icmp(
+        skb: &SkBuff,
+        network: usize,
+        _: usize,
+        field: usize,
+        old: &Address,
+        new: &Address,
+    ) -> Result<(), i64> {
+        skb.l3_csum_replace(network + IPV4_CHECKSUM, old.v4().into(), new.v4().into(), 4)?;
+        Self::store_address(skb, network + field, new)
+    }
+
+    #[inline(always)]
+    fn store_address(skb: &SkBuff, offset: usize, address: &Address) -> Result<(), i64> {
+        skb.store(offset, &address.v4(), 0)
+    }
+
     #[inline(always)]
     fn socket_address(ctx: &bpf_sock_addr) -> Address {
         Address::from_v4(ctx.user_ip4)
@@ -135,6 +192,14 @@ impl Family for V4 {
 impl Family for V6 {
     const SOURCE: usize = 8;
     const ADDRESS_LENGTH: usize = 16;
+    const HEADER_CHECKSUM: Option<usize> = None;
+    const ICMP: u8 = 58;
+
+    /// RFC 4443 2.1: those below 128.
+    #[inline(always)]
+    fn is_error(kind: u8) -> bool {
+        kind < 128
+    }
 
     #[inline(always)]
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
@@ -161,20 +226,24 @@ impl Family for V6 {
         new: &Address,
         flags: u64,
     ) -> Result<(), i64> {
-        let checksum = packet.checksum();
-        let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
-        // SAFETY: both addresses are 16 readable bytes.
-        let difference =
-            unsafe { bpf_csum_diff(old.words.as_ptr().cast_mut(), 16, new.words.as_ptr().cast_mut(), 16, 0) };
-        let difference = u64::from(difference as u32);
-        // A kernel that does not know the flag says so before it changes anything.
-        if skb
-            .l4_csum_replace(checksum, 0, difference, flags | BPF_F_IPV6)
-            .is_err()
-        {
-            skb.l4_csum_replace(checksum, 0, difference, flags)?;
-        }
-        skb.store(packet.network + field, &new.words, 0)
+        replace_address_v6(skb, packet.checksum(), packet.network + field, old, new, flags)
+    }
+
+    #[inline(always)]
+    fn replace_address_of_icmp(
+        skb: &SkBuff,
+        network: usize,
+        checksum: usize,
+        field: usize,
+        old: &Address,
+        new: &Address,
+    ) -> Result<(), i64> {
+        replace_address_v6(skb, checksum, network + field, old, new, 0)
+    }
+
+    #[inline(always)]
+    fn store_address(skb: &SkBuff, offset: usize, address: &Address) -> Result<(), i64> {
+        skb.store(offset, &address.words, 0)
     }
 
     #[inline(always)]
@@ -191,4 +260,26 @@ impl Family for V6 {
         ctx.user_ip6[2] = address.words[2];
         ctx.user_ip6[3] = address.words[3];
     }
+}
+
+/// An IPv6 address at `offset`, which a checksum covers by the pseudo header (RFC 8200 8.1).
+#[inline(always)]
+fn replace_address_v6(
+    skb: &SkBuff,
+    checksum: usize,
+    offset: usize,
+    old: &Address,
+    new: &Address,
+    flags: u64,
+) -> Result<(), i64> {
+    let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
+    let difference = u64::from(V6::difference(old, new));
+    // A kernel that does not know the flag says so before it changes anything.
+    if skb
+        .l4_csum_replace(checksum, 0, difference, flags | BPF_F_IPV6)
+        .is_err()
+    {
+        skb.l4_csum_replace(checksum, 0, difference, flags)?;
+    }
+    V6::store_address(skb, offset, new)
 }

@@ -1,6 +1,6 @@
 //! From a client: the frontend becomes a backend.
 
-use aya_ebpf::programs::sk_buff::SkBuff;
+use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
     Counter, FlowValue, Verdict,
     address::NODE_PORTS,
@@ -13,6 +13,7 @@ use crate::{
     counter::count,
     family::{Family, V4, V6},
     flow::{self, Failure},
+    icmp,
     maps::FLOWS,
     packet::Packet,
     reject,
@@ -38,18 +39,48 @@ enum Decision {
     Pass,
 }
 
+/// What [`translate`] says of a packet that is neither TCP nor UDP; no verdict.
+const OTHER: i32 = i32::MIN;
+
 /// A packet from a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff, link_header: usize, link: Link) -> i32 {
+pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
+    let verdict = match link {
+        Link::Pod => translate::<LINK_HEADER, true>(skb.skb),
+        Link::Outside => translate::<LINK_HEADER, false>(skb.skb),
+    };
+    if verdict == OTHER {
+        icmp_error::<LINK_HEADER>(skb.skb)
+    } else {
+        verdict
+    }
+}
+
+/// A function of its own in the kernel's eyes, as is [`translate`]: what one has on the stack is gone when
+/// the other begins.
+#[inline(never)]
+fn icmp_error<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
+    let skb = &SkBuff { skb };
+    match skb.protocol() {
+        IPV4 => icmp::to_backend::<V4>(skb, LINK_HEADER),
+        IPV6 => icmp::to_backend::<V6>(skb, LINK_HEADER),
+        _ => PASS,
+    }
+}
+
+#[inline(never)]
+fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) -> i32 {
+    let skb = &SkBuff { skb };
+    let link = if IS_POD { Link::Pod } else { Link::Outside };
     let protocol = skb.protocol();
-    let mut packet = Packet::new(link_header, FORWARD);
+    let mut packet = Packet::new(LINK_HEADER, FORWARD);
     let read = match protocol {
         IPV4 => packet.read::<V4>(skb),
         IPV6 => packet.read::<V6>(skb),
         _ => None,
     };
     if read.is_none() {
-        return PASS;
+        return OTHER;
     }
     // One decision for both families, and filled in place: the verifier follows it once, and it stands
     // on the stack once.

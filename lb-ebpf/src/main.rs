@@ -18,6 +18,7 @@ mod counter;
 mod family;
 mod flow;
 mod forward;
+mod icmp;
 mod maps;
 mod packet;
 mod reject;
@@ -42,25 +43,25 @@ use crate::{
 /// Packets that a pod of this node sends.
 #[classifier]
 fn from_pod(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, ETHERNET, Link::Pod)
+    forward::packet::<ETHERNET>(&ctx.skb, Link::Pod)
 }
 
 /// The same, where packets have no link header: netkit in its default mode.
 #[classifier]
 fn from_pod_l3(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, NONE, Link::Pod)
+    forward::packet::<NONE>(&ctx.skb, Link::Pod)
 }
 
 /// Packets that come to this node from an uplink or a tunnel.
 #[classifier]
 fn from_outside(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, ETHERNET, Link::Outside)
+    forward::packet::<ETHERNET>(&ctx.skb, Link::Outside)
 }
 
 /// The same, where packets have no link header: WireGuard, IP in IP, tun.
 #[classifier]
 fn from_outside_l3(ctx: TcContext) -> i32 {
-    forward::packet(&ctx.skb, NONE, Link::Outside)
+    forward::packet::<NONE>(&ctx.skb, Link::Outside)
 }
 
 /// Packets that go out to a link, whichever.

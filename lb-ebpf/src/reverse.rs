@@ -12,6 +12,7 @@ use crate::{
     family::{Family, V4, V6},
     flow,
     forward::{IPV4, IPV6},
+    icmp,
     maps::FLOWS,
     packet::Packet,
     rewrite::{self, End},
@@ -33,7 +34,7 @@ pub(crate) fn packet(skb: &SkBuff, link_header: usize) -> i32 {
 fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
     let mut packet = Packet::new(link_header, REVERSE);
     if packet.read::<F>(skb).is_none() {
-        return PASS;
+        return icmp::to_client::<F>(skb, link_header);
     }
     let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
         return PASS;

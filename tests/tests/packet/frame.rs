@@ -221,3 +221,28 @@ fn sum(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> u16
     }
     .ones_complement()
 }
+
+/// A frame with an ICMP error that quotes the first `length` bytes of the packet in another frame.
+pub(crate) fn error(
+    source: IpAddr,
+    destination: IpAddr,
+    (kind, code): (u8, u8),
+    quoted: &[u8],
+    length: usize,
+) -> Vec<u8> {
+    let protocol = if source.is_ipv4() {
+        IpNumber::ICMP.0
+    } else {
+        IpNumber::IPV6_ICMP.0
+    };
+    let mut message = vec![kind, code, 0, 0, 0, 0, 5, 120];
+    message.extend_from_slice(&packet_of(quoted)[..length]);
+    let checksum = sum(source, destination, protocol, &message).to_ne_bytes();
+    message[2..4].copy_from_slice(&checksum);
+    raw(source, destination, protocol, &message)
+}
+
+/// The packet in a frame.
+pub(crate) fn packet_of(frame: &[u8]) -> &[u8] {
+    &frame[Ethernet2Header::LEN..]
+}

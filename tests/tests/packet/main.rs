@@ -8,6 +8,7 @@ mod bystander;
 mod datapath;
 mod flows;
 mod frame;
+mod icmp;
 mod masquerade;
 mod networks;
 mod reject;

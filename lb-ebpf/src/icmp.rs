@@ -1,0 +1,227 @@
+//! ICMP errors about translated packets: path MTU discovery, traceroute and "connection refused" through
+//! a service (RFC 5508 says what a translator owes them).
+//!
+//! An error quotes the packet that it is about. What a backend or a router behind us quotes is a request as
+//! it was sent on, to the backend; its client knows the frontend ([`to_client`]). What a client or a router
+//! before us quotes is an answer as it was sent on, from the frontend; its sender is the backend
+//! ([`to_backend`]).
+
+use aya_ebpf::{helpers::bpf_csum_diff, programs::sk_buff::SkBuff};
+use lb_common::{
+    Address, Counter, FlowKey, FlowValue, Port,
+    flow::{FORWARD, MASQUERADE, REVERSE},
+    net::{TCP, UDP},
+};
+
+use crate::{
+    config,
+    counter::count,
+    family::Family,
+    maps::FLOWS,
+    verdict::{DROP, PASS},
+};
+
+/// Bytes of an ICMP header, and where its checksum stands; ICMPv6 has the same.
+const HEADER: usize = 8;
+const CHECKSUM: usize = 2;
+
+/// An error, and the packet that it quotes.
+struct Quotation {
+    /// Where the IP header of the error starts.
+    network: usize,
+    /// Its ends.
+    source: Address,
+    destination: Address,
+    /// Where its ICMP header starts.
+    icmp: usize,
+    /// Where the quoted IP header starts.
+    quoted_network: usize,
+    /// Where the quoted TCP or UDP header starts.
+    quoted_transport: usize,
+    /// Addresses, ports and protocol of the quoted packet.
+    quoted: FlowKey,
+}
+
+/// A packet from a link that is neither TCP nor UDP.
+#[inline(always)]
+pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    let Some(quotation) = read::<F>(skb, network) else {
+        return PASS;
+    };
+    let quoted = &quotation.quoted;
+    // The quoted answer was found by its client; it was the frontend's in the client's eyes.
+    let Some(row) = row(FORWARD, quoted) else {
+        return PASS;
+    };
+    if !quotation.destination.same(&quoted.source) {
+        return PASS;
+    }
+    let ports = (row.port, row.client_port.or(quoted.destination_port));
+    let quoted_source = F::SOURCE;
+    let done = requote::<F>(skb, &quotation, quoted_source, &quoted.source, &row.address, ports).and_then(|()| {
+        readdress::<F>(
+            skb,
+            &quotation,
+            F::SOURCE + F::ADDRESS_LENGTH,
+            &quoted.source,
+            &row.address,
+        )
+    });
+    if done.is_err() {
+        count(Counter::DroppedRewrite);
+        return DROP;
+    }
+    if row.flags & MASQUERADE != 0 {
+        // SAFETY: the context belongs to this run of the program.
+        unsafe { (*skb.skb).mark |= config::masquerade_mark() };
+    }
+    PASS
+}
+
+/// A packet to a link that is neither TCP nor UDP.
+#[inline(always)]
+pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    let Some(quotation) = read::<F>(skb, network) else {
+        return PASS;
+    };
+    let quoted = &quotation.quoted;
+    let Some(row) = row(REVERSE, quoted) else {
+        return PASS;
+    };
+    let ports = (row.client_port.or(quoted.source_port), row.port);
+    let quoted_destination = F::SOURCE + F::ADDRESS_LENGTH;
+    let mut done = requote::<F>(
+        skb,
+        &quotation,
+        quoted_destination,
+        &quoted.destination,
+        &row.address,
+        ports,
+    );
+    // A router speaks for itself, a backend for the frontend.
+    if quotation.source.same(&quoted.destination) {
+        done = done.and_then(|()| readdress::<F>(skb, &quotation, F::SOURCE, &quoted.destination, &row.address));
+    }
+    if done.is_err() {
+        count(Counter::DroppedRewrite);
+        return DROP;
+    }
+    PASS
+}
+
+/// Reads an error. `None` for anything else, and for one that quotes nothing that we translate.
+#[inline(always)]
+fn read<F: Family>(skb: &SkBuff, network: usize) -> Option<Quotation> {
+    let error = F::parse(skb, network)?;
+    let icmp = error.transport;
+    if error.protocol != F::ICMP || !F::is_error(skb.load(icmp).ok()?) {
+        return None;
+    }
+    let quoted_network = icmp + HEADER;
+    let quoted = F::parse(skb, quoted_network)?;
+    if quoted.protocol != TCP && quoted.protocol != UDP {
+        return None;
+    }
+    let ports: [Port; 2] = skb.load(quoted.transport).ok()?;
+    Some(Quotation {
+        network,
+        source: error.source,
+        destination: error.destination,
+        icmp,
+        quoted_network,
+        quoted_transport: quoted.transport,
+        quoted: FlowKey::new(
+            FORWARD,
+            quoted.protocol,
+            (quoted.source, ports[0]),
+            (quoted.destination, ports[1]),
+        ),
+    })
+}
+
+/// The row that translates the other direction of the quoted flow.
+#[inline(always)]
+fn row(direction: u8, quoted: &FlowKey) -> Option<FlowValue> {
+    let key = FlowKey::new(
+        direction,
+        quoted.protocol,
+        (quoted.destination, quoted.destination_port),
+        (quoted.source, quoted.source_port),
+    );
+    // SAFETY: the row is copied at once; whatever becomes of it, it stays readable meanwhile.
+    unsafe { FLOWS.get(&key) }.copied()
+}
+
+/// Gives the error itself another source or destination, which stands at `field` of its IP header.
+#[inline(always)]
+fn readdress<F: Family>(
+    skb: &SkBuff,
+    quotation: &Quotation,
+    field: usize,
+    old: &Address,
+    new: &Address,
+) -> Result<(), i64> {
+    F::replace_address_of_icmp(skb, quotation.network, quotation.icmp + CHECKSUM, field, old, new)
+}
+
+/// Gives the quoted packet another address, which stands at `field` of its IP header, and these ports, source
+/// first. Every checksum follows: those of the quoted headers, as far as they are quoted, and that of the
+/// error, which covers them.
+#[inline(always)]
+fn requote<F: Family>(
+    skb: &SkBuff,
+    quotation: &Quotation,
+    field: usize,
+    old: &Address,
+    new: &Address,
+    new_ports: (Port, Port),
+) -> Result<(), i64> {
+    let checksum = quotation.icmp + CHECKSUM;
+    let mut difference = F::difference(old, new);
+    skb.l4_csum_replace(checksum, 0, difference.into(), 0)?;
+    F::store_address(skb, quotation.quoted_network + field, new)?;
+    if let Some(at) = F::HEADER_CHECKSUM {
+        recompute(skb, checksum, quotation.quoted_network + at, difference)?;
+    }
+
+    let old_ports = [quotation.quoted.source_port, quotation.quoted.destination_port];
+    let new_ports = [new_ports.0, new_ports.1];
+    let (mut from, mut to) = (old_ports, new_ports);
+    // SAFETY: both are four readable bytes.
+    difference = unsafe { bpf_csum_diff(from.as_mut_ptr().cast(), 4, to.as_mut_ptr().cast(), 4, difference) as u32 };
+    for (index, (old, new)) in old_ports.into_iter().zip(new_ports).enumerate() {
+        skb.l4_csum_replace(checksum, old.be.into(), new.be.into(), 2)?;
+        skb.store(quotation.quoted_transport + 2 * index, &new, 0)?;
+    }
+
+    let is_udp = quotation.quoted.protocol == UDP;
+    let at = quotation.quoted_transport + if is_udp { 6 } else { 16 };
+    match skb.load::<u16>(at) {
+        // A UDP checksum of zero says that there is none.
+        Ok(0) if is_udp => Ok(()),
+        Ok(_) => recompute(skb, checksum, at, difference),
+        // Not quoted: eight bytes of a TCP header are enough (RFC 792).
+        Err(_) => Ok(()),
+    }
+}
+
+/// Corrects a quoted checksum for what it covers, and that of the error for the quoted checksum.
+#[inline(always)]
+fn recompute(skb: &SkBuff, error_checksum: usize, at: usize, difference: u32) -> Result<(), i64> {
+    let old: u16 = skb.load(at)?;
+    // RFC 1624, eqn. 3.
+    let sum = fold(u32::from(!old) + fold(difference));
+    let new = match !(sum as u16) {
+        // The two zeros of ones' complement. UDP has no other use for this one, and to IP they are the same.
+        0 => 0xffff,
+        new => new,
+    };
+    skb.l4_csum_replace(error_checksum, old.into(), new.into(), 2)?;
+    skb.store(at, &new, 0)
+}
+
+#[inline(always)]
+fn fold(sum: u32) -> u32 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    (sum & 0xffff) + (sum >> 16)
+}
