@@ -61,9 +61,9 @@ pub(crate) struct Args {
     /// Which mode of kube-proxy to compare with
     #[arg(long, value_enum, default_value = "both")]
     mode: Modes,
-    /// How both tell pods from what is not in the cluster
-    #[arg(long, value_enum, default_value = "NodeCIDR")]
-    detect_local_mode: DetectLocal,
+    /// How both tell pods from what is not in the cluster [default: lb-agent by the kind of link, kube-proxy by NodeCIDR]
+    #[arg(long, value_enum)]
+    detect_local_mode: Option<DetectLocal>,
     /// Which addresses of the node have NodePorts on both sides
     #[arg(long, value_enum, default_value = "primary")]
     node_port_addresses: NodePorts,
@@ -98,11 +98,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         bail!("no probe has this text in its description");
     }
 
-    let ours = Ours::start(&entries, &args.agent_args)?;
+    let agent_args = [settings.of_lb_agent(), args.agent_args.clone()].concat();
+    let ours = Ours::start(&entries, &agent_args)?;
     let mut judged = Vec::new();
     let mut last = None;
     for mode in args.mode.all() {
-        // Not two of them at once, and not none at the end of the last: `--keep` shows it.
+        // One at a time; `--keep` shows the last.
         drop(last.take());
         let theirs = Theirs::start(*mode, &settings, &ours)?;
         let sides = Sides {

@@ -101,7 +101,7 @@ impl Rules<'_> {
 
     /// Whether the source is a pod in the eyes of its `detectLocalMode`.
     fn is_local(&self) -> bool {
-        self.settings.detect_local.is_local(self.probe.source)
+        self.settings.is_local(self.probe.source)
     }
 
     /// iptables mode refuses what has no endpoints on its way in and through, not what the node itself sends away.
@@ -162,11 +162,16 @@ impl Rules<'_> {
                     && self.settings.node_ports == NodePorts::All
                     && (self.mode, self.probe.family) == (Mode::Iptables, Family::V4)
             }
+            // An address of the node is one, whatever else it is.
+            Frontend::LoadBalancerAtNodePort => {
+                self.service.has_node_ports()
+                    && self.settings.node_ports == NodePorts::All
+                    && self.probe.to.iter().all(|to| self.twin.node_has(to.ip()))
+            }
             Frontend::ClusterIp
             | Frontend::ClusterIpUndefinedPort
             | Frontend::Unallocated
             | Frontend::LoadBalancerUndefinedPort
-            | Frontend::LoadBalancerAtNodePort
             | Frontend::ExternalUndefinedPort
             | Frontend::NodeAtServicePort
             | Frontend::EachInTurn => false,

@@ -104,21 +104,23 @@ pub(crate) fn play(probes: &[Probe], sides: Sides<'_>, step: &Step) -> Result<Ve
 }
 
 /// What is played one after the other. Two first connections of one client at once may come to two backends, whatever
-/// its affinity: probes of a Service with affinity are one group. All others are alone.
+/// its affinity: the probes of one client to one port with affinity are one group. All others are alone.
 fn groups(probes: &[Probe]) -> Vec<Vec<usize>> {
-    let mut groups = Vec::new();
-    let mut sticky: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+    let mut alone = Vec::new();
+    let mut sticky: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for (at, probe) in probes.iter().enumerate() {
         if probe.service.affinity {
-            sticky.entry(probe.service.number).or_default().push(at);
+            let client = (probe.source, probe.family);
+            let port = (probe.service.number, probe.port, probe.protocol);
+            sticky.entry((client, port)).or_default().push(at);
         } else {
-            groups.push(vec![at]);
+            alone.push(vec![at]);
         }
     }
     // They take longest, so they begin first.
-    let mut all: Vec<_> = sticky.into_values().collect();
-    all.append(&mut groups);
-    all
+    let mut groups: Vec<_> = sticky.into_values().collect();
+    groups.append(&mut alone);
+    groups
 }
 
 fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
@@ -131,7 +133,7 @@ fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
         DRAWS_WITHOUT_CHOICE
     };
     for (side, twin) in sides.iter_mut().zip(twins) {
-        while side.draws < draws && side.silent == 0 {
+        while side.draws < side.first_draws(draws) {
             side.draw(probe, twin)?;
         }
     }
@@ -176,6 +178,17 @@ fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
 }
 
 impl Side {
+    /// How many connections are worth it at first, of these at most. No choice is made among those that say no.
+    fn first_draws(&self, most: u32) -> u32 {
+        let answered = self.outcome.0.iter().any(Observed::is_answer);
+        match self.draws {
+            0 => most,
+            draws if self.silent > 0 => draws,
+            _ if answered => most,
+            _ => DRAWS_WITHOUT_CHOICE.min(most),
+        }
+    }
+
     fn may_go_on(&self, most: u32) -> bool {
         self.draws < most && self.silent < MOST_SILENCE
     }

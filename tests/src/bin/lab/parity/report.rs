@@ -1,12 +1,13 @@
 //! What the comparison came to.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use lb_tests::controlplane::Mode;
 use serde::Serialize;
 
 use super::differences::Difference;
-use super::outcome::Outcome;
+use super::outcome::{Observed, Outcome};
 use super::play::{Played, Side};
 
 /// When a probe was played.
@@ -159,6 +160,9 @@ pub(crate) fn render(all: &[Judged]) -> String {
     for (difference, count) in &sum.declared {
         lines.push(format!("declared: {count:>5} × {}", difference.id()));
     }
+    if let Some(times) = times_to_refusal(all) {
+        lines.push(times);
+    }
     for mode in [Mode::Nftables, Mode::Iptables] {
         let sum = Sum::of(all.iter().filter(|judged| judged.mode == mode));
         if sum.probes > 0 {
@@ -174,6 +178,24 @@ pub(crate) fn render(all: &[Judged]) -> String {
         }
     }
     lines.join("\n")
+}
+
+/// How long clients waited for their refusals, where both sides refused.
+fn times_to_refusal(all: &[Judged]) -> Option<String> {
+    let refused = all
+        .iter()
+        .filter(|judged| judged.theirs.is_only(&Observed::Refused) && judged.ours.is_only(&Observed::Refused));
+    let (mut theirs, mut ours): (Vec<_>, Vec<_>) = refused
+        .map(|judged| (judged.played.theirs.first, judged.played.ours.first))
+        .unzip();
+    let median = |times: &mut Vec<Duration>| {
+        times.sort_unstable();
+        times.get(times.len() / 2).map(|time| time.as_secs_f64() * 1000.0)
+    };
+    let (theirs, ours) = (median(&mut theirs)?, median(&mut ours)?);
+    Some(format!(
+        "time to a refusal, median: kube-proxy {theirs:.1} ms, lb-agent {ours:.1} ms"
+    ))
 }
 
 /// A probe as `--json` has it.

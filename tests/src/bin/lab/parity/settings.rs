@@ -53,14 +53,43 @@ pub(crate) enum NodePorts {
     All,
 }
 
+/// The network of the cluster's pods, in both families.
+const CLUSTER_CIDRS: &str = "10.244.0.0/16,fd00:244::/32";
+/// How the names of links of pods begin on a node, if these hang on no bridge.
+const LINK_PREFIX: &str = "pod";
+
 /// What both are told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Settings {
-    pub(crate) detect_local: DetectLocal,
+    /// If nothing is said, lb-agent goes by the kind of link and kube-proxy, which cannot, by the pods' addresses.
+    pub(crate) detect_local: Option<DetectLocal>,
     pub(crate) node_ports: NodePorts,
 }
 
 impl Settings {
+    /// Whether a source is a pod to both.
+    pub(crate) fn is_local(&self, source: Source) -> bool {
+        self.detect_local.unwrap_or(DetectLocal::NodeCidr).is_local(source)
+    }
+
+    /// As arguments of lb-agent.
+    pub(crate) fn of_lb_agent(&self) -> Vec<String> {
+        let mut args = Vec::new();
+        if let Some(mode) = self.detect_local {
+            args.push(format!("--detect-local-mode={}", mode.word()));
+            args.extend(match mode {
+                DetectLocal::NodeCidr => None,
+                DetectLocal::ClusterCidr => Some(format!("--cluster-cidr={CLUSTER_CIDRS}")),
+                DetectLocal::BridgeInterface => Some(format!("--pod-bridge-interface={}", plan::BRIDGE)),
+                DetectLocal::InterfaceNamePrefix => Some(format!("--pod-interface-name-prefix={LINK_PREFIX}")),
+            });
+        }
+        if self.node_ports == NodePorts::All {
+            args.push("--node-port-addresses=all".to_owned());
+        }
+        args
+    }
+
     /// As kube-proxy wants to hear it.
     pub(crate) fn of_kube_proxy(&self, mode: Mode) -> KubeProxyOptions {
         let node_port_addresses = match self.node_ports {
@@ -69,11 +98,10 @@ impl Settings {
         };
         KubeProxyOptions {
             mode,
-            detect_local_mode: self.detect_local.word().to_owned(),
-            cluster_cidr: "10.244.0.0/16,fd00:244::/32".to_owned(),
+            detect_local_mode: self.detect_local.unwrap_or(DetectLocal::NodeCidr).word().to_owned(),
+            cluster_cidr: CLUSTER_CIDRS.to_owned(),
             bridge_interface: plan::BRIDGE.to_owned(),
-            // What links of pods that hang on no bridge are called on the node.
-            interface_name_prefix: "pod".to_owned(),
+            interface_name_prefix: LINK_PREFIX.to_owned(),
             node_port_addresses,
         }
     }

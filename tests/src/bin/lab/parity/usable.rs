@@ -32,7 +32,7 @@ impl Endpoints {
         for endpoint in &service.endpoints {
             let same =
                 |other: &&Endpoint| (other.backend, other.port_offset) == (endpoint.backend, endpoint.port_offset);
-            match all.iter().position(|other| same(other)) {
+            match all.iter().position(same) {
                 None => all.push(endpoint),
                 Some(at) if endpoint.terminating != Some(true) => all[at] = endpoint,
                 Some(_) => {}
