@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -214,6 +215,30 @@ impl Connection {
     /// The address of the server, as the kernel tells the client.
     pub fn peer(&self) -> Result<SocketAddr, Failure> {
         Ok(inet(&self.socket.peer_addr()?))
+    }
+
+    /// The largest packet that the kernel takes to be possible on the way to the other end, in bytes.
+    pub fn path_mtu(&self) -> Result<u32, Failure> {
+        let (level, option) = match self.peer()? {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        };
+        let mut mtu = 0_u32;
+        let mut length = libc::socklen_t::try_from(size_of_val(&mtu)).unwrap_or_default();
+        // SAFETY: `mtu` and `length` live across the call, and `length` is that of `mtu`.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                level,
+                option,
+                std::ptr::from_mut(&mut mtu).cast(),
+                &mut length,
+            )
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error().into());
+        }
+        Ok(mtu)
     }
 
     fn read_line(&mut self) -> Result<Vec<u8>, Failure> {

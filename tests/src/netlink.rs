@@ -166,6 +166,12 @@ impl Netlink {
         self.set(LinkUnspec::new_with_index(link).up().build(), "setting up", link)
     }
 
+    /// Sets the largest packet that a link sends, in bytes.
+    pub fn set_mtu(&self, link: u32, mtu: u32) -> Result<()> {
+        let message = LinkUnspec::new_with_index(link).mtu(mtu).build();
+        self.set(message, "setting the MTU of", link)
+    }
+
     /// Makes a link a port of a bridge.
     pub fn set_controller(&self, link: u32, bridge: u32) -> Result<()> {
         let message = LinkUnspec::new_with_index(link).controller(bridge).build();
