@@ -25,8 +25,8 @@ pub(crate) trait Family {
     fn is_error(kind: u8) -> bool;
 
     /// Reads the IP header at `offset`. `None` for what we leave alone: fragments, since a fragment
-    /// without ports cannot be translated and half a datagram must not be; extension headers; IPv6
-    /// packets with IPv4-mapped addresses, which have no business on a wire and would be taken for
+    /// without ports cannot be translated and half a datagram must not be; IPv6 packets with
+    /// IPv4-mapped addresses, which have no business on a wire and would be taken for
     /// IPv4 here.
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network>;
 
@@ -102,6 +102,16 @@ pub(crate) struct Ipv6Header {
     pub(crate) hop_limit: u8,
     pub(crate) source: [u32; 4],
     pub(crate) destination: [u32; 4],
+}
+
+/// How many extension headers of an IPv6 packet are read. RFC 8200 4.1 has three that carry options.
+const EXTENSIONS: usize = 3;
+
+/// Whether an extension header holds options: hop by hop, or for the destination. They say nothing of where
+/// the packet goes, as routing headers do, which are left alone like fragments and what is encrypted.
+#[inline(always)]
+fn is_options(next_header: u8) -> bool {
+    matches!(next_header, 0 | 60)
 }
 
 /// More fragments, or an offset: any fragment has one of them.
@@ -209,11 +219,22 @@ impl Family for V6 {
         if source.is_v4() | destination.is_v4() {
             return None;
         }
+        let mut protocol = header.next_header;
+        let mut transport = offset + size_of::<Ipv6Header>();
+        for _ in 0..EXTENSIONS {
+            if !is_options(protocol) {
+                break;
+            }
+            let [next, length]: [u8; 2] = skb.load(transport).ok()?;
+            protocol = next;
+            // RFC 8200 4.2: in units of eight bytes, not counting the first.
+            transport += (usize::from(length) + 1) * 8;
+        }
         Some(Network {
             source,
             destination,
-            protocol: header.next_header,
-            transport: offset + size_of::<Ipv6Header>(),
+            protocol,
+            transport,
         })
     }
 

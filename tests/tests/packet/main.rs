@@ -11,6 +11,7 @@ mod frame;
 mod icmp;
 mod masquerade;
 mod networks;
+mod options;
 mod reject;
 mod translation;
 
