@@ -156,6 +156,11 @@ fn open(address: SocketAddr, kind: Type, protocol: Protocol) -> Result<Socket> {
         socket.set_reuse_address(true).context("SO_REUSEADDR")?;
     }
     socket.set_nonblocking(true).context("O_NONBLOCK")?;
+    // An address of a link that has just been set up is not there yet in the eyes of bind.
+    match domain {
+        Domain::IPV6 => socket.set_freebind_v6(true).context("IPV6_FREEBIND")?,
+        _ => socket.set_freebind_v4(true).context("IP_FREEBIND")?,
+    }
     socket
         .bind(&address.into())
         .with_context(|| format!("bind to {address}"))?;

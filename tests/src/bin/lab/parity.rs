@@ -145,7 +145,9 @@ fn compare(probes: &[Probe], sides: Sides<'_>, part: Part) -> Result<Vec<Judged>
     let step = Step::of(format!("{} probes of both", probes.len()), probes.len());
     let played = play::play(probes, sides, &step)?;
     step.done();
-    let judged = played.into_iter().map(|played| Judged::new(sides.mode, part, played));
+    let judged = played
+        .into_iter()
+        .map(|played| Judged::new(sides.mode, sides.settings, part, played));
     Ok(judged.collect())
 }
 

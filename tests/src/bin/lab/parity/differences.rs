@@ -1,11 +1,13 @@
 //! What is different here on purpose. `docs/semantics.md` lists each with its reason.
 
 use lb_tests::controlplane::Mode;
+use lb_tests::stage::Family;
 
 use super::actors::{Backend, Source};
 use super::outcome::{Observed, Outcome, Saw};
 use super::probe::{Frontend, Probe};
 use super::service::Policy;
+use super::settings::{DetectLocal, NodePorts, Settings};
 
 /// A difference that is meant to be.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -13,8 +15,14 @@ pub(crate) enum Difference {
     /// A backend sees the client where kube-proxy shows it the node, and the answer comes back by this node anyway:
     /// the backend is on this node, or a pod of this node is the client.
     ClientAddressKept,
+    /// With `detectLocalMode: ClusterCIDR`, what a pod of another node sends by way of this node to a backend elsewhere is
+    /// masqueraded here, so that the answer comes back; kube-proxy leaves it, and the client does not know who answers.
+    AnswerBroughtBack,
     /// A process of the node hears at once that it may not connect where kube-proxy would have its packets dropped.
     HostDeniedAtOnce,
+    /// iptables mode has NodePorts on 127.0.0.1 when they are on all addresses; here and in nftables mode all addresses do
+    /// not mean those of the loopback network.
+    LocalhostOnlyByName,
     /// iptables mode lets packets to a port that a Service does not have pass on from its cluster address; here and in
     /// nftables mode they are refused.
     UndefinedPortRefused,
@@ -31,9 +39,11 @@ pub(crate) enum Difference {
 
 impl Difference {
     /// All of them.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::ClientAddressKept,
+        Self::AnswerBroughtBack,
         Self::HostDeniedAtOnce,
+        Self::LocalhostOnlyByName,
         Self::UndefinedPortRefused,
         Self::HostRefused,
         Self::OtherAddressesUntouched,
@@ -44,6 +54,8 @@ impl Difference {
     pub(crate) fn id(self) -> &'static str {
         match self {
             Self::ClientAddressKept => "client-address-kept",
+            Self::AnswerBroughtBack => "answer-brought-back",
+            Self::LocalhostOnlyByName => "localhost-only-by-name",
             Self::HostDeniedAtOnce => "host-denied-at-once",
             Self::UndefinedPortRefused => "undefined-port-refused",
             Self::HostRefused => "host-refused",
@@ -53,19 +65,36 @@ impl Difference {
     }
 
     /// The difference that explains what came of a probe on kube-proxy's side and on ours, if one does.
-    pub(crate) fn explaining(probe: &Probe, mode: Mode, theirs: &Outcome, ours: &Outcome) -> Option<Self> {
+    pub(crate) fn explaining(
+        probe: &Probe,
+        mode: Mode,
+        settings: &Settings,
+        theirs: &Outcome,
+        ours: &Outcome,
+    ) -> Option<Self> {
         Self::ALL
             .into_iter()
-            .find(|difference| difference.explains(probe, mode, theirs, ours))
+            .find(|difference| difference.explains(probe, mode, settings, theirs, ours))
     }
 
-    fn explains(self, probe: &Probe, mode: Mode, theirs: &Outcome, ours: &Outcome) -> bool {
+    fn explains(self, probe: &Probe, mode: Mode, settings: &Settings, theirs: &Outcome, ours: &Outcome) -> bool {
         let silent_becomes_refused = || theirs.is_only(&Observed::Silent) && ours.is_only(&Observed::Refused);
         let has_endpoints = probe.service.endpoints.iter().any(|endpoint| {
             endpoint.ready.unwrap_or(true) || (endpoint.serving.unwrap_or(true) && endpoint.terminating == Some(true))
         });
         match self {
-            Self::ClientAddressKept => client_is_kept(probe, theirs, ours),
+            Self::ClientAddressKept => client_is_kept(probe, settings, theirs, ours),
+            Self::AnswerBroughtBack => {
+                settings.detect_local == Some(DetectLocal::ClusterCidr)
+                    && probe.source == Source::PodElsewhere
+                    && brings_answers_back(probe, theirs, ours)
+            }
+            Self::LocalhostOnlyByName => {
+                (mode, settings.node_ports) == (Mode::Iptables, NodePorts::All)
+                    && (probe.frontend, probe.family) == (Frontend::NodePortOnLocalhost, Family::V4)
+                    && theirs.0.iter().all(Observed::is_answer)
+                    && ours.is_only(&Observed::Refused)
+            }
             Self::HostDeniedAtOnce => {
                 probe.source == Source::Host && theirs.is_only(&Observed::Silent) && ours.is_only(&Observed::Denied)
             }
@@ -102,12 +131,14 @@ impl Difference {
 }
 
 /// The same servers answered, and each saw the same, or here the client and there the node.
-fn client_is_kept(probe: &Probe, theirs: &Outcome, ours: &Outcome) -> bool {
+fn client_is_kept(probe: &Probe, settings: &Settings, theirs: &Outcome, ours: &Outcome) -> bool {
     let as_here = |observed: &Observed| match observed {
-        Observed::Answered { by, saw: Saw::Node } if keeps_client(probe, observed.backend()) => Observed::Answered {
-            by: by.clone(),
-            saw: Saw::Client,
-        },
+        Observed::Answered { by, saw: Saw::Node } if keeps_client(probe, settings, observed.backend()) => {
+            Observed::Answered {
+                by: by.clone(),
+                saw: Saw::Client,
+            }
+        }
         other => other.clone(),
     };
     let changed: Outcome = theirs.0.iter().map(as_here).collect();
@@ -116,20 +147,39 @@ fn client_is_kept(probe: &Probe, theirs: &Outcome, ours: &Outcome) -> bool {
 }
 
 /// Whether the answer comes back by this node even if the backend sees the client: either of the two is on it. A pod
-/// that reaches itself would not take its own address for that of somebody else.
-fn keeps_client(probe: &Probe, backend: Option<Backend>) -> bool {
+/// that reaches itself would not take its own address for that of somebody else, and what `detectLocalMode` does not take
+/// for a pod is a client from elsewhere.
+fn keeps_client(probe: &Probe, settings: &Settings, backend: Option<Backend>) -> bool {
+    let is_pod = probe.source.is_pod_here() && settings.is_local(probe.source);
     let Some(backend) = backend else {
         // One that stands for whichever affinity chose: they are all on the same side.
-        return probe.source.is_pod_here()
-            || probe
-                .service
-                .endpoints
-                .iter()
-                .all(|endpoint| endpoint.backend.is_here());
+        return probe.source != Source::Host && (is_pod || has_all_here(probe));
     };
-    probe.source != Source::Host
-        && probe.source.itself() != Some(backend)
-        && (probe.source.is_pod_here() || backend.is_here())
+    probe.source != Source::Host && probe.source.itself() != Some(backend) && (is_pod || backend.is_here())
+}
+
+fn has_all_here(probe: &Probe) -> bool {
+    probe
+        .service
+        .endpoints
+        .iter()
+        .all(|endpoint| endpoint.backend.is_here())
+}
+
+/// Here every backend answers, those elsewhere having seen the node; there those elsewhere do not.
+fn brings_answers_back(probe: &Probe, theirs: &Outcome, ours: &Outcome) -> bool {
+    let is_elsewhere = |observed: &&Observed| match observed.backend() {
+        Some(backend) => !backend.is_here(),
+        None => !has_all_here(probe),
+    };
+    let (elsewhere, here): (Vec<&Observed>, Vec<&Observed>) = ours.0.iter().partition(is_elsewhere);
+    let lost = Outcome::from_iter([Observed::Silent]);
+    let as_theirs: Outcome = here.into_iter().cloned().collect();
+    !elsewhere.is_empty()
+        && elsewhere
+            .iter()
+            .all(|observed| matches!(observed, Observed::Answered { saw: Saw::Node, .. }))
+        && *theirs == as_theirs.and(&lost)
 }
 
 #[cfg(test)]
@@ -137,7 +187,6 @@ mod tests {
     use std::sync::Arc;
 
     use lb_tests::client::Protocol;
-    use lb_tests::stage::Family;
 
     use super::*;
     use crate::parity::service::{Endpoint, Service};
@@ -171,6 +220,11 @@ mod tests {
         }
     }
 
+    const USUAL: Settings = Settings {
+        detect_local: None,
+        node_ports: NodePorts::Primary,
+    };
+
     fn probe(source: Source, frontend: Frontend, endpoints: Vec<Endpoint>) -> Probe {
         Probe {
             service: Arc::new(Service::new("web", 1, endpoints)),
@@ -193,7 +247,7 @@ mod tests {
         let explained = |source, backend| {
             let probe = probe(source, Frontend::NodePort, vec![Endpoint::ready(backend)]);
             let (theirs, ours) = (answered(backend, Saw::Node), answered(backend, Saw::Client));
-            Difference::explaining(&probe, Mode::Nftables, &theirs, &ours).is_some()
+            Difference::explaining(&probe, Mode::Nftables, &USUAL, &theirs, &ours).is_some()
         };
         assert!(explained(Source::Outside, Backend::HereVeth));
         assert!(explained(Source::BridgePod, Backend::ThereBridge));
@@ -212,9 +266,15 @@ mod tests {
             answered(Backend::HereVeth, Saw::Client),
             answered(Backend::HereVeth, Saw::Node),
         );
-        assert_eq!(Difference::explaining(&probe, Mode::Nftables, &client, &node), None);
+        assert_eq!(
+            Difference::explaining(&probe, Mode::Nftables, &USUAL, &client, &node),
+            None
+        );
         let other = answered(Backend::HereBridge, Saw::Client);
-        assert_eq!(Difference::explaining(&probe, Mode::Nftables, &node, &other), None);
+        assert_eq!(
+            Difference::explaining(&probe, Mode::Nftables, &USUAL, &node, &other),
+            None
+        );
     }
 
     #[test]
@@ -222,7 +282,7 @@ mod tests {
         let silent = Outcome::from_iter([Observed::Silent]);
         let refused = Outcome::from_iter([Observed::Refused]);
         let undefined = probe(Source::Outside, Frontend::ClusterIpUndefinedPort, Vec::new());
-        let explain = |mode| Difference::explaining(&undefined, mode, &silent, &refused);
+        let explain = |mode| Difference::explaining(&undefined, mode, &USUAL, &silent, &refused);
         assert_eq!(explain(Mode::Iptables), Some(Difference::UndefinedPortRefused));
         assert_eq!(explain(Mode::Nftables), None);
     }

@@ -106,7 +106,7 @@ impl Rules<'_> {
 
     /// iptables mode refuses what has no endpoints on its way in and through, not what the node itself sends away.
     fn passes_unrefused(&self) -> bool {
-        let to_node = self.probe.to.iter().all(|to| self.twin.node_has(to.ip()));
+        let to_node = self.is_to_node();
         self.mode == Mode::Iptables && self.probe.source == Source::Host && !to_node
     }
 
@@ -121,13 +121,18 @@ impl Rules<'_> {
             && endpoints.local.is_empty()
     }
 
+    /// Whether what is dialled is the node itself.
+    fn is_to_node(&self) -> bool {
+        let mut to = self.probe.to.iter().map(|to| to.ip());
+        to.all(|to| to.is_loopback() || self.twin.node_has(to))
+    }
+
     fn target(&self) -> Target {
-        let is_nodes = self
-            .probe
-            .to
-            .iter()
-            .all(|to| to.ip().is_loopback() || self.twin.node_has(to.ip()));
-        let otherwise = if is_nodes { Target::Node } else { Target::Nothing };
+        let otherwise = if self.is_to_node() {
+            Target::Node
+        } else {
+            Target::Nothing
+        };
         let ignored = self.service.of_another_proxy
             || matches!(self.service.kind, Kind::Headless | Kind::ExternalName)
             || !self.service.families.contains(&self.probe.family);
@@ -164,9 +169,7 @@ impl Rules<'_> {
             }
             // An address of the node is one, whatever else it is.
             Frontend::LoadBalancerAtNodePort => {
-                self.service.has_node_ports()
-                    && self.settings.node_ports == NodePorts::All
-                    && self.probe.to.iter().all(|to| self.twin.node_has(to.ip()))
+                self.service.has_node_ports() && self.settings.node_ports == NodePorts::All && self.is_to_node()
             }
             Frontend::ClusterIp
             | Frontend::ClusterIpUndefinedPort
@@ -205,6 +208,10 @@ impl Rules<'_> {
             let is_itself = self.probe.source.itself() == Some(*backend);
             // Masquerading is done on the way out, which what is for the node itself never goes.
             let masquerade = (masquerade && *backend != Backend::NodeHere) || is_itself;
+            // The two are nearer to each other than to the node: the answer goes the short way, from a stranger.
+            if self.probe.source == Source::PodElsewhere && !backend.is_here() && !masquerade {
+                return Observed::Silent;
+            }
             Observed::Answered {
                 by: server(*backend, *port),
                 saw: if masquerade || self.probe.source == Source::Host {

@@ -35,8 +35,10 @@ const DRAWS: u32 = 8;
 const DRAWS_WITHOUT_CHOICE: u32 = 2;
 /// Connections on each side at most.
 const MOST_DRAWS: u32 = 60;
-/// Waiting for nothing that often is enough.
+/// Waiting for nothing that often is enough, unless chance may bring an answer the next time.
 const MOST_SILENCE: u32 = 2;
+/// Then this often is.
+const MOST_SILENCE_BY_CHANCE: u32 = 12;
 
 /// One side's answers to a probe.
 #[derive(Clone, Default, Debug)]
@@ -127,6 +129,11 @@ fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
     let mut sides = [Side::default(), Side::default()];
     let twins = [with.theirs, with.ours];
     let expected = expected(probe, with.mode, with.settings, with.theirs);
+    let most_silence = if expected.0.contains(&Observed::Silent) && expected.0.iter().any(Observed::is_answer) {
+        MOST_SILENCE_BY_CHANCE
+    } else {
+        MOST_SILENCE
+    };
     let draws = if probe.service.endpoints.len() > 1 || probe.to.len() > 1 {
         DRAWS
     } else {
@@ -139,7 +146,8 @@ fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
     }
     loop {
         let [theirs, ours] = sides.each_ref().map(|side| side.outcome.canonical(probe));
-        let is_clear = theirs == ours || Difference::explaining(probe, with.mode, &theirs, &ours).is_some();
+        let is_clear =
+            theirs == ours || Difference::explaining(probe, with.mode, with.settings, &theirs, &ours).is_some();
         // kube-proxy's side is to show all that can come of it, lest both have missed the same.
         let is_complete = probe.service.affinity || theirs == expected;
         if is_clear && is_complete {
@@ -159,7 +167,7 @@ fn play_one(probe: &Probe, with: Sides<'_>) -> Result<Played> {
                 true => MOST_DRAWS,
                 false => DRAWS,
             };
-            if sides[which].may_go_on(most) {
+            if sides[which].may_go_on(most, most_silence) {
                 sides[which].draw(probe, twins[which])?;
                 asked = true;
             }
@@ -189,8 +197,8 @@ impl Side {
         }
     }
 
-    fn may_go_on(&self, most: u32) -> bool {
-        self.draws < most && self.silent < MOST_SILENCE
+    fn may_go_on(&self, most: u32, most_silence: u32) -> bool {
+        self.draws < most && self.silent < most_silence
     }
 
     /// One connection more.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::differences::Difference;
 use super::outcome::{Observed, Outcome};
 use super::play::{Played, Side};
+use super::settings::Settings;
 
 /// When a probe was played.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -46,12 +47,12 @@ pub(crate) struct Judged {
 
 impl Judged {
     /// Judges it.
-    pub(crate) fn new(mode: Mode, part: Part, played: Played) -> Self {
+    pub(crate) fn new(mode: Mode, settings: &Settings, part: Part, played: Played) -> Self {
         let [theirs, ours] = [&played.theirs, &played.ours].map(|side| side.outcome.canonical(&played.probe));
         let verdict = if theirs == ours {
             Verdict::Agrees
         } else {
-            let difference = Difference::explaining(&played.probe, mode, &theirs, &ours);
+            let difference = Difference::explaining(&played.probe, mode, settings, &theirs, &ours);
             difference.map_or(Verdict::Undeclared, Verdict::Declared)
         };
         Self {
