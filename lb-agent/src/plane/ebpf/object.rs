@@ -141,7 +141,8 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     loader.btf(None);
     loader.override_global(config::NETNS_COOKIE, &cookie, true);
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
-    let has_set_retval = u32::from(has_set_retval());
+    // Only programs for sockets call it.
+    let has_set_retval = u32::from(globals.netns_cookie.is_some() && has_set_retval());
     loader.override_global(config::HAS_SET_RETVAL, &has_set_retval, true);
     for (name, size) in sizes.by_name() {
         loader.map_max_entries(name, size);
