@@ -208,6 +208,15 @@ pub struct ServicePort {
     pub allowed_sources: AllowedSources,
 }
 
+/// Who serves a ClusterIP.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum ServedBy {
+    /// This proxy: a port that is no frontend is refused.
+    Us,
+    /// Another proxy: packets pass to it untouched.
+    AnotherProxy,
+}
+
 /// Everything that is to be served on this node.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct State {
@@ -216,8 +225,8 @@ pub struct State {
     /// Addresses of this node on which NodePorts are served. On a loopback address they are for
     /// processes of the node only.
     pub node_port_addresses: BTreeSet<IpAddr>,
-    /// Addresses that belong to a Service with all their ports: one that is no frontend is refused.
-    pub cluster_ips: BTreeSet<IpAddr>,
+    /// Addresses that belong to a Service with all their ports.
+    pub cluster_ips: BTreeMap<IpAddr, ServedBy>,
     /// Where ClusterIPs come from: an address in there that is nobody's gets no answer.
     pub service_cidrs: BTreeSet<IpNet>,
     /// Where pods have their addresses. In a family that has one, a client is near if its address
@@ -241,12 +250,11 @@ impl State {
                 None => self.services.remove(&name),
             };
         }
-        for (ip, exists) in cluster_ips {
-            if exists {
-                self.cluster_ips.insert(ip);
-            } else {
-                self.cluster_ips.remove(&ip);
-            }
+        for (ip, served_by) in cluster_ips {
+            match served_by {
+                Some(served_by) => self.cluster_ips.insert(ip, served_by),
+                None => self.cluster_ips.remove(&ip),
+            };
         }
         if let Some(addresses) = node_port_addresses {
             self.node_port_addresses = addresses;
@@ -268,8 +276,8 @@ pub struct Change {
     pub services: BTreeMap<ServicePortName, Option<ServicePort>>,
     /// The new set, where it differs.
     pub node_port_addresses: Option<BTreeSet<IpAddr>>,
-    /// The ClusterIPs that are new (`true`) or gone (`false`).
-    pub cluster_ips: BTreeMap<IpAddr, bool>,
+    /// The ClusterIPs that are new or change hands, and with `None` those that are gone.
+    pub cluster_ips: BTreeMap<IpAddr, Option<ServedBy>>,
     /// The new set, where it differs.
     pub service_cidrs: Option<BTreeSet<IpNet>>,
     /// The new set, where it differs.

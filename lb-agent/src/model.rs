@@ -32,7 +32,7 @@ pub use name::ObjectName;
 pub use node::Node;
 pub use rules::{DetectLocal, InvalidNodePortAddress, NodePortAddress, NodePortAddresses, Rules};
 pub use service::{
-    ClusterIps, InvalidClusterIp, InvalidServicePorts, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy,
-    UnusableServiceIp,
+    AnyService, ClusterIps, InvalidClusterIp, InvalidServicePorts, Service, ServiceIp, ServicePort, ServicePorts,
+    TrafficPolicy, UnusableServiceIp,
 };
 pub use service_cidr::ServiceCidr;

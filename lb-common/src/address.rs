@@ -7,7 +7,7 @@ use crate::layout::map_type;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AddressValue {
-    /// `NODE_PORTS`, `HOST_NODE_PORTS`, `CLUSTER_IP`.
+    /// `NODE_PORTS`, `HOST_NODE_PORTS`, `CLUSTER_IP`, `FOREIGN`.
     pub flags: u32,
 }
 
@@ -20,3 +20,5 @@ pub const NODE_PORTS: u32 = 1 << 0;
 pub const HOST_NODE_PORTS: u32 = 1 << 1;
 /// A ClusterIP: ports that are no frontend are refused.
 pub const CLUSTER_IP: u32 = 1 << 2;
+/// A ClusterIP that another proxy serves: packets pass to it untouched.
+pub const FOREIGN: u32 = 1 << 3;

@@ -2,7 +2,7 @@
 
 use lb_common::{
     Address, BackendValue, Port, Range, ServiceKey, ServiceValue,
-    address::CLUSTER_IP,
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::SERVING,
     prefix::{INSIDE, SERVICES as SERVICE_CIDRS},
 };
@@ -35,6 +35,9 @@ pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32)
     unsafe { SERVICES.get(&key) }.copied().ok_or(flags)
 }
 
+/// Flags of an address that is somebody's, whatever becomes of its ports: the node's, or another proxy's.
+const TAKEN: u32 = NODE_PORTS | HOST_NODE_PORTS | FOREIGN;
+
 /// What becomes of a client that dials no service.
 pub(crate) enum NoService {
     /// The address is a service's, the port is not: port unreachable.
@@ -51,7 +54,7 @@ impl NoService {
     pub(crate) fn at(address: &Address, flags: u32) -> Self {
         if flags & CLUSTER_IP != 0 {
             Self::Refuse
-        } else if flags == 0 && cidr(SERVICE_CIDRS, address) == Some(INSIDE) {
+        } else if flags & TAKEN == 0 && cidr(SERVICE_CIDRS, address) == Some(INSIDE) {
             Self::Drop
         } else {
             Self::Pass

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::{Event, ObjectName, Service, Update};
+use crate::model::{AnyService, Event, ObjectName, Update};
 
 /// The Services that have been named for it.
 #[derive(Debug, Default)]
@@ -29,7 +29,8 @@ impl ExternalIps {
         }
     }
 
-    fn note_service(&mut self, service: &Service) -> Option<ObjectName> {
+    fn note_service(&mut self, service: &AnyService) -> Option<ObjectName> {
+        let service = service.ours()?;
         let uses_it = !service.external_ips.is_empty();
         (uses_it && self.named.insert(service.name.clone())).then(|| service.name.clone())
     }

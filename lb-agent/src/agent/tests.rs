@@ -214,7 +214,7 @@ fn node() -> Node {
 
 fn list(services: Vec<Service>) -> Event {
     Event::Services(Update::Replace {
-        objects: services,
+        objects: services.into_iter().map(Into::into).collect(),
         unreadable: Vec::new(),
     })
 }
@@ -227,7 +227,7 @@ fn no_slices() -> Event {
 }
 
 fn applied(service: Service) -> Event {
-    Event::Services(Update::Apply(service))
+    Event::Services(Update::Apply(service.into()))
 }
 
 fn link(name: &str) -> Notice {

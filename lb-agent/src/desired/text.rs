@@ -6,6 +6,7 @@
 //! 10.96.0.10:80/TCP to=10.0.1.2:8080*,10.0.2.2:8080
 //! 192.0.2.1:80/TCP to=10.0.1.2:8080* masquerade sources=198.51.100.0/24,node
 //! [fd00:96::a]:53/UDP to=reject
+//! address 10.96.0.77 of-another-proxy
 //! address 172.18.0.11 node-ports
 //! cidr 10.96.0.0/16 services
 //! ```
@@ -23,7 +24,7 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{AllowedSources, Endpoint, Frontend, Masquerade, Protocol, Route, ServicePort, State, Target};
+use super::{AllowedSources, Endpoint, Frontend, Masquerade, Protocol, Route, ServedBy, ServicePort, State, Target};
 
 /// One line. Their order is that of the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -84,6 +85,8 @@ pub enum AddressRole {
     NodePortsForHost,
     /// It is a Service's: a port that is no frontend is refused.
     ClusterIp,
+    /// It is a Service's that another proxy serves.
+    OfAnotherProxy,
 }
 
 /// What a network means.
@@ -102,7 +105,7 @@ pub fn lines(state: &State) -> Vec<Line> {
     let node_ports = state.node_port_addresses.iter();
     lines.extend(node_ports.map(|ip| Line::Address(*ip, AddressRole::of_node_ports(*ip))));
     let cluster_ips = state.cluster_ips.iter();
-    lines.extend(cluster_ips.map(|ip| Line::Address(*ip, AddressRole::ClusterIp)));
+    lines.extend(cluster_ips.map(|(ip, served_by)| Line::Address(*ip, AddressRole::of_cluster_ip(*served_by))));
     let services = state.service_cidrs.iter();
     lines.extend(services.map(|cidr| Line::Cidr(*cidr, CidrRole::Services)));
     let pods = state.pod_cidrs.iter();
@@ -159,6 +162,14 @@ impl AddressRole {
             Self::NodePortsForHost
         } else {
             Self::NodePorts
+        }
+    }
+
+    /// Of a ClusterIP.
+    const fn of_cluster_ip(served_by: ServedBy) -> Self {
+        match served_by {
+            ServedBy::Us => Self::ClusterIp,
+            ServedBy::AnotherProxy => Self::OfAnotherProxy,
         }
     }
 }
@@ -226,6 +237,7 @@ impl fmt::Display for AddressRole {
             Self::NodePorts => "node-ports",
             Self::NodePortsForHost => "node-ports-for-host",
             Self::ClusterIp => "cluster-ip",
+            Self::OfAnotherProxy => "of-another-proxy",
         })
     }
 }
@@ -373,7 +385,11 @@ mod tests {
         let refused = |address, port| service(address, port, route(Target::Reject, Target::Reject));
         let state = State {
             node_port_addresses: ["::1", "172.18.0.11", "127.0.0.1"].map(|ip| ip.parse().unwrap()).into(),
-            cluster_ips: ["10.96.0.10".parse().unwrap()].into(),
+            cluster_ips: [
+                ("10.96.0.9".parse().unwrap(), ServedBy::AnotherProxy),
+                ("10.96.0.10".parse().unwrap(), ServedBy::Us),
+            ]
+            .into(),
             service_cidrs: ["fd00:96::/112", "10.96.0.0/16"]
                 .map(|cidr| cidr.parse().unwrap())
                 .into(),
@@ -396,6 +412,7 @@ mod tests {
                 "10.96.0.10:443/TCP to=reject",
                 "[::]:30080/TCP to=reject",
                 "[fd00:96::a]:80/TCP to=reject",
+                "address 10.96.0.9 of-another-proxy",
                 "address 10.96.0.10 cluster-ip",
                 "address 127.0.0.1 node-ports-for-host",
                 "address 172.18.0.11 node-ports",

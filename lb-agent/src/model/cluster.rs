@@ -8,14 +8,14 @@ use std::{
 };
 
 use super::{
-    Conflict, Event, HealthCheck, Kind, Node, ObjectName, Rules,
+    AnyService, Conflict, Event, HealthCheck, Kind, Node, ObjectName, Rules,
     api_server::ApiServerSlices,
     claims::Claims,
     cluster_ips::ClaimedClusterIps,
     inventory::{Changed, Inventory},
     serve::{self, Surroundings},
 };
-use crate::desired::{self, Change, Family, Frontend, ServicePortName, State};
+use crate::desired::{self, Change, Family, Frontend, ServedBy, ServicePortName, State};
 
 /// The objects, and the desired state that has been handed out for them.
 ///
@@ -90,7 +90,7 @@ impl Cluster {
         self.inventory.node()
     }
 
-    /// How many Services there are.
+    /// How many Services there are, whoever serves them.
     #[must_use]
     pub fn services(&self) -> usize {
         self.inventory.services()
@@ -180,14 +180,13 @@ impl Cluster {
         change
     }
 
-    fn take_cluster_ips(&mut self) -> BTreeMap<IpAddr, bool> {
+    fn take_cluster_ips(&mut self) -> BTreeMap<IpAddr, Option<ServedBy>> {
         let change = self.cluster_ips.take_change(&self.state.cluster_ips);
-        for (ip, is_there) in &change {
-            if *is_there {
-                self.state.cluster_ips.insert(*ip);
-            } else {
-                self.state.cluster_ips.remove(ip);
-            }
+        for (ip, served_by) in &change {
+            match served_by {
+                Some(served_by) => self.state.cluster_ips.insert(*ip, *served_by),
+                None => self.state.cluster_ips.remove(ip),
+            };
         }
         change
     }
@@ -219,8 +218,9 @@ impl Cluster {
     }
 
     fn serve(&mut self, name: &ObjectName) -> BTreeMap<ServicePortName, desired::ServicePort> {
-        let Some(service) = self.inventory.service(name) else {
-            self.cluster_ips.set(name, None);
+        let service = self.inventory.service(name);
+        self.cluster_ips.set(name, service.and_then(AnyService::claim));
+        let Some(service) = service.and_then(AnyService::ours) else {
             self.health_checks.remove(name);
             if ApiServerSlices::is_of(name) {
                 self.api_server_slices.forget();
@@ -228,11 +228,8 @@ impl Cluster {
             return BTreeMap::new();
         };
         self.recomputations += 1;
-        // kube-proxy knows Services by their ports.
-        let has_ports = service.ports.iter().next().is_some();
-        self.cluster_ips.set(name, has_ports.then_some(service.cluster_ips));
         let slices = self.inventory.slices(name);
-        match serve::health_check(service, slices.clone()).filter(|_| has_ports) {
+        match serve::health_check(service, slices.clone()).filter(|_| !service.ports.is_empty()) {
             Some(health_check) => self.health_checks.insert(name.clone(), health_check),
             None => self.health_checks.remove(name),
         };

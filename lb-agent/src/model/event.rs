@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use super::{EndpointSlice, Node, ObjectName, Service, ServiceCidr};
+use super::{AnyService, EndpointSlice, Node, ObjectName, ServiceCidr};
 
 /// What has happened to the objects of one kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub enum Update<T> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// To Services.
-    Services(Update<Service>),
+    Services(Update<AnyService>),
     /// To EndpointSlices.
     EndpointSlices(Update<EndpointSlice>),
     /// To ServiceCIDRs, whose names have an empty namespace. Services do not wait for them.

@@ -6,12 +6,12 @@ use std::{
     net::IpAddr,
 };
 
-use super::{EndpointSlice, Event, Kind, Node, ObjectName, Service, ServiceCidr, Update};
+use super::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, ServiceCidr, Update};
 
 /// All objects.
 #[derive(Debug, Default)]
 pub(super) struct Inventory {
-    services: HashMap<ObjectName, Service>,
+    services: HashMap<ObjectName, AnyService>,
     /// By Service, then by the slice's own name.
     slices: HashMap<ObjectName, BTreeMap<String, EndpointSlice>>,
     /// To which Service each slice belongs.
@@ -41,7 +41,7 @@ impl Inventory {
             Event::Services(Update::Apply(service)) => self.apply_service(service),
             Event::Services(Update::Delete(name)) => self.delete_service(name),
             Event::Services(Update::Replace { objects, unreadable }) => {
-                let listed = objects.iter().map(|service| &service.name);
+                let listed = objects.iter().map(AnyService::name);
                 for name in missing(self.services.keys(), listed.chain(&unreadable)) {
                     self.delete_service(name);
                 }
@@ -95,12 +95,12 @@ impl Inventory {
         self.service_cidrs.values()
     }
 
-    /// How many Services there are.
+    /// How many Services there are, whoever serves them.
     pub(super) fn services(&self) -> usize {
         self.services.len()
     }
 
-    pub(super) fn service(&self, name: &ObjectName) -> Option<&Service> {
+    pub(super) fn service(&self, name: &ObjectName) -> Option<&AnyService> {
         self.services.get(name)
     }
 
@@ -113,10 +113,10 @@ impl Inventory {
         mem::take(&mut self.changed)
     }
 
-    fn apply_service(&mut self, service: Service) {
-        if self.services.get(&service.name) != Some(&service) {
-            self.changed.services.insert(service.name.clone());
-            self.services.insert(service.name.clone(), service);
+    fn apply_service(&mut self, service: AnyService) {
+        if self.services.get(service.name()) != Some(&service) {
+            self.changed.services.insert(service.name().clone());
+            self.services.insert(service.name().clone(), service);
         }
     }
 
@@ -198,6 +198,7 @@ impl Inventory {
             let with_ranges = self
                 .services
                 .values()
+                .filter_map(AnyService::ours)
                 .filter(|service| !service.source_ranges.is_empty());
             self.changed
                 .services

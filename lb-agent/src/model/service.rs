@@ -11,9 +11,58 @@ use ipnet::IpNet;
 
 pub use self::addresses::{ClusterIps, InvalidClusterIp, ServiceIp, UnusableServiceIp};
 use super::ObjectName;
-use crate::desired::Protocol;
+use crate::desired::{Protocol, ServedBy};
 
-/// A Service that a service proxy serves. Headless ones, those of type ExternalName and those that
+/// A Service that a proxy serves, whichever it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AnyService {
+    /// This one.
+    Ours(Service),
+    /// Another one, which the Service names. Of that, only the addresses matter here: they are not nobody's.
+    OfAnotherProxy {
+        /// Name.
+        name: ObjectName,
+        /// Its ClusterIPs.
+        cluster_ips: ClusterIps,
+    },
+}
+
+impl AnyService {
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &ObjectName {
+        match self {
+            Self::Ours(service) => &service.name,
+            Self::OfAnotherProxy { name, .. } => name,
+        }
+    }
+
+    /// The Service, if it is ours.
+    #[must_use]
+    pub const fn ours(&self) -> Option<&Service> {
+        match self {
+            Self::Ours(service) => Some(service),
+            Self::OfAnotherProxy { .. } => None,
+        }
+    }
+
+    /// The addresses that belong to it with all their ports, and who serves them.
+    pub(super) fn claim(&self) -> Option<(ServedBy, ClusterIps)> {
+        match self {
+            // kube-proxy knows Services by their ports.
+            Self::Ours(service) => (!service.ports.is_empty()).then_some((ServedBy::Us, service.cluster_ips)),
+            Self::OfAnotherProxy { cluster_ips, .. } => Some((ServedBy::AnotherProxy, *cluster_ips)),
+        }
+    }
+}
+
+impl From<Service> for AnyService {
+    fn from(service: Service) -> Self {
+        Self::Ours(service)
+    }
+}
+
+/// A Service that this proxy serves. Headless ones, those of type ExternalName and those that
 /// name another proxy never become one of these.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Service {
@@ -126,6 +175,12 @@ impl ServicePorts {
             }
         }
         Ok(Self(ports))
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// The ports, as the Service lists them.

@@ -17,10 +17,10 @@ use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 use ipnet::IpNet;
 
 use super::{
-    Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Node, ObjectName, Placement,
-    Rules, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
+    AnyService, Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Node, ObjectName,
+    Placement, Rules, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
 };
-use crate::desired::{Change, Family, Protocol, Route, ServicePortName, State};
+use crate::desired::{Change, Family, Protocol, Route, ServedBy, ServicePortName, State};
 
 fn number(port: u16) -> NonZeroU16 {
     NonZeroU16::new(port).unwrap()
@@ -43,6 +43,14 @@ fn service(name: &str, cluster_ips: &[&str]) -> Service {
         external_traffic_policy: TrafficPolicy::Cluster,
         affinity: None,
         health_check_node_port: None,
+    }
+}
+
+/// A Service in the same namespace that another proxy serves.
+fn of_another_proxy(name: &str, cluster_ips: &[&str]) -> AnyService {
+    AnyService::OfAnotherProxy {
+        name: ObjectName::new("shop", name),
+        cluster_ips: ClusterIps::new(cluster_ips.iter().map(|address| ip(address))).unwrap(),
     }
 }
 
@@ -121,8 +129,8 @@ fn elsewhere(address: &str) -> Endpoint {
     endpoint(address, Placement::Elsewhere, ready())
 }
 
-fn apply_service(cluster: &mut Cluster, service: Service) {
-    cluster.apply(Event::Services(Update::Apply(service)));
+fn apply_service(cluster: &mut Cluster, service: impl Into<AnyService>) {
+    cluster.apply(Event::Services(Update::Apply(service.into())));
 }
 
 fn delete_service(cluster: &mut Cluster, name: &str) {

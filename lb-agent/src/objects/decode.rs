@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Label: another proxy serves this Service.
-pub(super) const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
+const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of a slice: its Service is headless.
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label of a slice: the Service that it belongs to.

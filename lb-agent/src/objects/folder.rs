@@ -63,8 +63,8 @@ mod tests {
         events
             .map(|event| match event {
                 Event::Services(Update::Apply(service)) => {
-                    let ip = service.cluster_ips.iter().next().unwrap();
-                    format!("+ {} {ip}", service.name)
+                    let ip = service.ours().unwrap().cluster_ips.iter().next().unwrap();
+                    format!("+ {} {ip}", service.name())
                 }
                 Event::Services(Update::Delete(name)) => format!("- {name}"),
                 Event::Services(Update::Replace { objects, .. }) => {

@@ -11,18 +11,13 @@ use kube::runtime::watcher;
 use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{connection::Outages, watch::Watch};
-use super::{
-    Batch,
-    decode::{HEADLESS, SERVICE_PROXY_NAME},
-    skipped::Skipped,
-};
-use crate::model::{EndpointSlice, Node, Service, ServiceCidr};
+use super::{Batch, decode::HEADLESS, skipped::Skipped};
+use crate::model::{AnyService, EndpointSlice, Node, ServiceCidr};
 
-/// Watches what a service proxy on the node `this_node` reads, and nothing else: Services that
-/// leave themselves to the default proxy, slices that are not of a headless Service, the node's own
-/// object, and the networks of ClusterIPs.
+/// Watches what a service proxy on the node `this_node` reads, and nothing else: Services, those of
+/// another proxy among them, slices that are not of a headless Service, the node's own object, and the
+/// networks of ClusterIPs.
 pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
-    let services = format!("!{SERVICE_PROXY_NAME}");
     let slices = format!("!{HEADLESS}");
     let node = format!("metadata.name={this_node}");
 
@@ -42,7 +37,7 @@ pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>)
             tasks.spawn(watch.run());
         };
     }
-    spawn!(Service, watcher::Config::default().labels(&services));
+    spawn!(AnyService, watcher::Config::default());
     spawn!(EndpointSlice, watcher::Config::default().labels(&slices));
     spawn!(Node, watcher::Config::default().fields(&node));
     spawn!(ServiceCidr, watcher::Config::default());

@@ -22,7 +22,7 @@ use anyhow::{Context as _, bail, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_agent::{
     config::{Config, Settings},
-    model::{EndpointSlice, Event, Kind, Node, ObjectName, Rules, Service, ServiceCidr, Update},
+    model::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, Rules, ServiceCidr, Update},
     objects::decode::{Decode, Decoded, object_name},
 };
 use serde::Deserialize;
@@ -158,8 +158,8 @@ impl Batch {
     fn add(&mut self, object: Value) -> anyhow::Result<()> {
         let kind = object.get("kind").and_then(Value::as_str).unwrap_or_default();
         match kind {
-            "Service" => self.apply::<Service>(object),
-            "ServiceList" => self.replace::<Service>(object),
+            "Service" => self.apply::<AnyService>(object),
+            "ServiceList" => self.replace::<AnyService>(object),
             "EndpointSlice" => self.apply::<EndpointSlice>(object),
             "EndpointSliceList" => self.replace::<EndpointSlice>(object),
             "Node" => self.apply::<Node>(object),
@@ -240,7 +240,7 @@ fn deletion(object: &str) -> anyhow::Result<Event> {
     let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
     let name = ObjectName::new(namespace, name);
     Ok(match kind {
-        "Service" => of::<Service>(name),
+        "Service" => of::<AnyService>(name),
         "EndpointSlice" => of::<EndpointSlice>(name),
         "ServiceCIDR" => of::<ServiceCidr>(name),
         "Node" => of::<Node>(name),

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use lb_agent::model::{Cluster, EndpointSlice, Event, ServiceCidr, Update};
+use lb_agent::desired::ServedBy;
+use lb_agent::model::{AnyService, Cluster, EndpointSlice, Event, ServiceCidr, Update};
 use lb_agent::objects::kube::{ApiServer, ApiServerOptions, watch};
 use lb_agent::objects::{self, Batch};
 use lb_tests::controlplane::{ControlPlane, Options};
@@ -75,8 +76,8 @@ struct Watched {
     slices: BTreeMap<String, BTreeSet<String>>,
     /// The networks of each ServiceCIDR, once there has been a list.
     service_cidrs: Option<BTreeMap<String, Vec<String>>>,
-    /// How many complete lists of Services have come.
-    lists: usize,
+    /// How many complete lists of Services and of EndpointSlices have come.
+    lists: [usize; 2],
     /// What the agent makes of it.
     model: Cluster,
     _watches: JoinSet<()>,
@@ -102,7 +103,7 @@ impl Watched {
             services: BTreeSet::new(),
             slices: BTreeMap::new(),
             service_cidrs: None,
-            lists: 0,
+            lists: [0, 0],
             model: Cluster::default(),
             _watches: watches,
             line,
@@ -114,16 +115,17 @@ impl Watched {
         self.model.apply(event.clone());
         match event {
             Event::Services(Update::Replace { objects, .. }) => {
-                self.lists += 1;
-                self.services = objects.into_iter().map(|service| service.name.name).collect();
+                self.lists[0] += 1;
+                self.services = objects.iter().map(service_name).collect();
             }
             Event::Services(Update::Apply(service)) => {
-                self.services.insert(service.name.name);
+                self.services.insert(service_name(&service));
             }
             Event::Services(Update::Delete(name)) => {
                 self.services.remove(&name.name);
             }
             Event::EndpointSlices(Update::Replace { objects, .. }) => {
+                self.lists[1] += 1;
                 self.slices = objects.iter().map(addresses).collect();
             }
             Event::EndpointSlices(Update::Apply(slice)) => self.slices.extend([addresses(&slice)]),
@@ -182,6 +184,20 @@ impl Watched {
         }
     }
 
+    /// Listens until this is who serves a ClusterIP, if anybody does.
+    #[track_caller]
+    fn is_served_by(&mut self, cluster_ip: IpAddr, expected: Option<ServedBy>) {
+        let until = Instant::now() + SOON;
+        loop {
+            self.model.take_change();
+            let served_by = self.model.state().cluster_ips.get(&cluster_ip).copied();
+            if served_by == expected {
+                return;
+            }
+            assert!(self.hear(until), "expected {expected:?}, and it is {served_by:?}");
+        }
+    }
+
     /// Listens until these are the ServiceCIDRs.
     #[track_caller]
     fn service_cidrs_become(&mut self, expected: &[(&str, &[&str])]) {
@@ -215,9 +231,18 @@ impl Watched {
         self.cluster.apply(manifest).unwrap();
     }
 
+    /// Puts a label on the Service `web`, or takes it away.
+    fn label(&self, label: &str) {
+        self.cluster.kubectl(&["label", "service", "web", label]).unwrap();
+    }
+
     fn delete(&self, kind: &str, name: &str) {
         self.cluster.kubectl(&["delete", "--wait=false", kind, name]).unwrap();
     }
+}
+
+fn service_name(service: &AnyService) -> String {
+    service.name().name.clone()
 }
 
 fn addresses(slice: &EndpointSlice) -> (String, BTreeSet<String>) {
@@ -275,7 +300,7 @@ fn what_happens_while_the_line_is_cut_is_made_up_for() {
         watched.line.restore();
         watched.becomes(&["kept", "new"], &[("s", "10.0.0.2")]);
         // The server remembers what happened: nothing had to be listed again.
-        assert_eq!(watched.lists, 1);
+        assert_eq!(watched.lists, [1, 1]);
     }
 }
 
@@ -301,12 +326,12 @@ fn what_a_server_has_forgotten_is_listed_again_and_what_is_not_in_the_list_is_go
         watched.cluster.start_apiserver().unwrap();
         watched.line.restore();
         watched.becomes(&["kept", "new"], &[("s", "10.0.0.2")]);
-        assert_eq!(watched.lists, 2);
+        assert_eq!(watched.lists, [2, 2]);
 
         // And from there on it is followed.
         watched.delete("service", "kept");
         watched.becomes(&["new"], &[("s", "10.0.0.2")]);
-        assert_eq!(watched.lists, 2);
+        assert_eq!(watched.lists, [2, 2]);
     }
 }
 
@@ -367,16 +392,36 @@ fn a_server_that_does_not_know_service_cidrs_has_none_and_is_watched_all_the_sam
     watched.becomes(&["web"], &[]);
 }
 
+#[test]
+fn of_a_service_of_another_proxy_the_addresses_are_known_as_the_label_comes_and_goes() {
+    let mut watched = Watched::start(&Options::default());
+    watched.apply(&service("web"));
+    let cluster_ip = ["get", "service", "web", "-o", "jsonpath={.spec.clusterIP}"];
+    let cluster_ip = watched.cluster.kubectl(&cluster_ip).unwrap().parse().unwrap();
+    for _ in 0..2 {
+        watched.is_served_by(cluster_ip, Some(ServedBy::Us));
+        watched.serves(Some(&[]));
+        watched.label("service.kubernetes.io/service-proxy-name=another");
+        watched.is_served_by(cluster_ip, Some(ServedBy::AnotherProxy));
+        watched.serves(None);
+        watched.label("service.kubernetes.io/service-proxy-name-");
+    }
+    watched.label("service.kubernetes.io/service-proxy-name=another");
+    watched.is_served_by(cluster_ip, Some(ServedBy::AnotherProxy));
+    watched.delete("service", "web");
+    watched.is_served_by(cluster_ip, None);
+}
+
 /// How long a server remembers what happened, however much it was. After that, it remembers this many events.
 const REMEMBERED: (Duration, usize) = (Duration::from_secs(75), 100);
 
-/// Services that another proxy serves: the agent's watch is not told of them.
+/// Slices of headless Services: the agent's watch is not told of them.
 fn others(generation: usize) -> String {
     let other = |number: usize| {
         format!(
-            "apiVersion: v1\nkind: Service\nspec: {{ports: [{{port: 80}}]}}\n\
+            "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\nendpoints: []\n\
              metadata: {{name: other-{number}, annotations: {{generation: '{generation}'}}, \
-             labels: {{service.kubernetes.io/service-proxy-name: other}}}}\n---\n"
+             labels: {{service.kubernetes.io/headless: ''}}}}\n---\n"
         )
     };
     (0..=REMEMBERED.1).map(other).collect()
@@ -385,11 +430,18 @@ fn others(generation: usize) -> String {
 #[test]
 fn a_watch_that_hears_of_no_object_goes_on_from_its_last_bookmark() {
     let mut watched = Watched::start(&Options::default());
-    watched.apply(&service("web"));
-    watched.becomes(&["web"], &[]);
-    let version = ["get", "service", "web", "-o", "jsonpath={.metadata.resourceVersion}"];
+    watched.apply(&slice("s", "web", "10.0.0.1"));
+    watched.becomes(&[], &[("s", "10.0.0.1")]);
+    let version = [
+        "get",
+        "endpointslice",
+        "s",
+        "-o",
+        "jsonpath={.metadata.resourceVersion}",
+    ];
     let version = watched.cluster.kubectl(&version).unwrap();
-    let from_there = format!("/api/v1/services?watch=true&timeoutSeconds=1&resourceVersion={version}");
+    let slices = "/apis/discovery.k8s.io/v1/endpointslices";
+    let from_there = format!("{slices}?watch=true&timeoutSeconds=1&resourceVersion={version}");
     let is_forgotten = |watched: &Watched| {
         let answer = watched.cluster.kubectl(&["get", "--raw", &from_there]);
         format!("{answer:?}").contains("too old resource version")
@@ -410,7 +462,7 @@ fn a_watch_that_hears_of_no_object_goes_on_from_its_last_bookmark() {
 
     watched.line.cut();
     watched.line.restore();
-    watched.apply(&service("new"));
-    watched.becomes(&["new", "web"], &[]);
-    assert_eq!(watched.lists, 1);
+    watched.apply(&slice("new", "web", "10.0.0.2"));
+    watched.becomes(&[], &[("new", "10.0.0.2"), ("s", "10.0.0.1")]);
+    assert_eq!(watched.lists, [1, 1]);
 }

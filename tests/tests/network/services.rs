@@ -6,8 +6,8 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use ipnet::IpNet;
 use lb_agent::desired::{
-    AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort,
-    ServicePortName, State, Target, text,
+    AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy,
+    ServicePort, ServicePortName, State, Target, text,
 };
 use lb_agent::plane::Plane as _;
 use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, inspect};
@@ -130,7 +130,9 @@ fn restricted(sources: [BTreeSet<IpNet>; 2]) -> State {
     State {
         services: services.collect(),
         node_port_addresses: ["172.18.0.11", "127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).into(),
-        cluster_ips: ["10.96.0.10", "fd00:96::a"].map(|ip| ip.parse().unwrap()).into(),
+        cluster_ips: ["10.96.0.10", "fd00:96::a"]
+            .map(|ip| (ip.parse().unwrap(), ServedBy::Us))
+            .into(),
         service_cidrs: networks(&["10.96.0.0/16", "fd00:96::/112"]),
         pod_cidrs: networks(&["10.0.0.0/8", "fd00:10::/64"]),
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use lb_common::{
     Counter, Range, Verdict,
-    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     config::DEFAULT_MASQUERADE_MARK as MARK,
     maps::{CIDRS, SOURCE_RANGES},
     prefix::{BY_LINK, INSIDE, OUTSIDE, PODS, SERVICES},
@@ -180,17 +180,17 @@ fn a_port_that_a_cluster_ip_does_not_have_is_refused() {
     });
 }
 
+/// Has a data path know where the tests' frontends come from.
+fn know_service_cidr(datapath: &mut Datapath, family: Family) {
+    let network: IpAddr = family.pick("10.96.0.0", "fd00:96::");
+    let length = if family == Family::V4 { 16 } else { 112 };
+    datapath.prefix(CIDRS, SERVICES, network, length, INSIDE);
+}
+
 #[test]
 fn an_address_for_services_that_is_nobodys_gets_no_answer() {
     each(|mut datapath, family, transport| {
-        let network: IpAddr = family.pick("10.96.0.0", "fd00:96::");
-        datapath.prefix(
-            CIDRS,
-            SERVICES,
-            network,
-            if family == Family::V4 { 16 } else { 112 },
-            INSIDE,
-        );
+        know_service_cidr(&mut datapath, family);
         let sent = frame(transport, client(family), frontend(family), SYN);
         assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, DROP);
         assert_eq!(datapath.counter(Counter::DroppedUnallocated), 1);
@@ -207,17 +207,33 @@ fn an_address_for_services_that_is_nobodys_gets_no_answer() {
 }
 
 #[test]
+fn an_address_of_another_proxy_passes_to_it_untouched() {
+    each(|mut datapath, family, transport| {
+        know_service_cidr(&mut datapath, family);
+        // Even where a node port has the same number.
+        let any = SocketAddr::new(family.pick("0.0.0.0", "::"), frontend(family).port());
+        datapath.simple(transport, any, &[backend(family, 1)]);
+        datapath.address(frontend(family).ip(), FOREIGN);
+        let sent = frame(transport, client(family), frontend(family), SYN);
+        for hook in [Hook::PodIngress, Hook::OutsideIngress] {
+            let out = datapath.run(hook, &sent);
+            assert_eq!((out.verdict, out.frame, out.mark), (PASS, sent.clone(), 0));
+        }
+        assert_eq!(datapath.counter(Counter::DroppedUnallocated), 0);
+        assert!(datapath.flows().is_empty());
+
+        // A frontend of ours is served, whoever else has its address.
+        datapath.simple(transport, frontend(family), &[backend(family, 2)]);
+        let out = datapath.run(Hook::PodIngress, &sent);
+        assert_eq!(read(&out.frame).to(), backend(family, 2));
+    });
+}
+
+#[test]
 fn a_segment_of_a_connection_that_is_not_ours_passes_wherever_it_goes() {
     for family in Family::BOTH {
         let mut datapath = Datapath::new();
-        let network: IpAddr = family.pick("10.96.0.0", "fd00:96::");
-        datapath.prefix(
-            CIDRS,
-            SERVICES,
-            network,
-            if family == Family::V4 { 16 } else { 112 },
-            INSIDE,
-        );
+        know_service_cidr(&mut datapath, family);
         let address: SocketAddr = family.pick("10.96.0.99:80", "[fd00:96::99]:80");
         let sent = frame(Transport::Tcp, client(family), address, ACK);
         assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, PASS);

@@ -86,6 +86,25 @@ fn nothing_is_kept_of_a_service_that_is_gone() {
 }
 
 #[test]
+fn nothing_is_kept_of_a_service_that_another_proxy_serves() {
+    let mut cluster = cluster();
+    apply_slice(&mut cluster, slice_of_kubernetes(&[]));
+    let kubernetes_of = |cluster_ips| AnyService::OfAnotherProxy {
+        name: kubernetes().name,
+        cluster_ips,
+    };
+    apply_service(&mut cluster, kubernetes_of(kubernetes().cluster_ips));
+    apply_service(&mut cluster, kubernetes_of(kubernetes().cluster_ips));
+    cluster.take_change();
+    apply_service(&mut cluster, kubernetes());
+    cluster.take_change();
+    assert_eq!(
+        lines(cluster.state()),
+        ["10.96.0.1:80/TCP near=Reject far=Reject WhereNeeded:"]
+    );
+}
+
+#[test]
 fn other_services_lose_theirs() {
     let mut cluster = Cluster::default();
     apply_service(&mut cluster, service("kubernetes", &["10.96.0.1"]));

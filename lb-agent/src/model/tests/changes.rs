@@ -90,8 +90,8 @@ fn a_slice_that_moves_to_another_service_leaves_the_one_before() {
 fn a_relist_replaces_everything_of_its_kind_and_nothing_else() {
     let mut cluster = cluster();
     cluster.take_change();
-    let services = vec![service("b", &["10.96.0.2"]), service("c", &["10.96.0.3"])];
-    cluster.apply(Event::Services(replace(services)));
+    let services = [service("b", &["10.96.0.2"]), service("c", &["10.96.0.3"])];
+    cluster.apply(Event::Services(replace(services.map(AnyService::from).into())));
     assert_eq!(
         names(&cluster.take_change()),
         ["- shop/a TCP IPv4", "+ shop/c TCP IPv4"]
@@ -110,7 +110,7 @@ fn an_object_that_a_relist_could_not_read_keeps_its_last_good_version() {
     let mut cluster = cluster();
     cluster.take_change();
     cluster.apply(Event::Services(Update::Replace {
-        objects: vec![service("b", &["10.96.0.2"])],
+        objects: vec![service("b", &["10.96.0.2"]).into()],
         unreadable: vec![ObjectName::new("shop", "a"), ObjectName::new("shop", "never-seen")],
     }));
     assert!(cluster.take_change().is_empty());

@@ -13,7 +13,7 @@ use crate::{desired::Frontend, model::ServiceCidr};
 /// What the objects are after the steps, whatever the model makes of them.
 #[derive(Default)]
 struct Objects {
-    services: BTreeMap<ObjectName, Service>,
+    services: BTreeMap<ObjectName, AnyService>,
     slices: BTreeMap<ObjectName, EndpointSlice>,
     service_cidrs: BTreeMap<ObjectName, ServiceCidr>,
     node: Option<Node>,
@@ -45,7 +45,7 @@ impl Objects {
         }
         match event {
             Event::Services(services) => {
-                update(&mut self.services, services, |service| service.name.clone());
+                update(&mut self.services, services, |service| service.name().clone());
             }
             Event::EndpointSlices(slices) => {
                 update(&mut self.slices, slices, |slice| slice.name().clone());
@@ -123,8 +123,8 @@ proptest! {
             for (name, service) in &change.services {
                 assert_ne!(mirror.services.get(name), service.as_ref(), "{} did not change", name);
             }
-            for (ip, is_there) in &change.cluster_ips {
-                assert_ne!(mirror.cluster_ips.contains(ip), *is_there, "{} did not change", ip);
+            for (ip, served_by) in &change.cluster_ips {
+                assert_ne!(mirror.cluster_ips.get(ip), served_by.as_ref(), "{} did not change", ip);
             }
             mirror.apply(change);
             assert_eq!(&mirror, cluster.state());
@@ -193,7 +193,7 @@ proptest! {
                 }
             }
             let mut claims: HashSet<(Frontend, ServicePortName)> = HashSet::new();
-            for service in objects.services.values() {
+            for service in objects.services.values().filter_map(AnyService::ours) {
                 for (name, port) in state_under(rules.clone(), None, vec![service.clone()], Vec::new()).services {
                     for frontend in port.frontends.keys() {
                         assert!(holders.contains_key(frontend), "{frontend} has no holder");
@@ -209,6 +209,27 @@ proptest! {
             let waiting = cluster.conflicts().count();
             assert_eq!(holders.len() + waiting, claims.len());
             holders_before = holders;
+        });
+    }
+
+    #[test]
+    fn every_cluster_ip_is_ours_or_another_proxys(rules in any_rules(), steps in any_steps(false)) {
+        run(&rules, steps, |objects, cluster, _| {
+            let mut expected = BTreeMap::new();
+            for service in objects.services.values() {
+                match service {
+                    AnyService::Ours(service) if service.ports.is_empty() => {}
+                    AnyService::Ours(service) => {
+                        expected.extend(service.cluster_ips.iter().map(|ip| (ip, ServedBy::Us)));
+                    }
+                    AnyService::OfAnotherProxy { cluster_ips, .. } => {
+                        for ip in cluster_ips.iter() {
+                            expected.entry(ip).or_insert(ServedBy::AnotherProxy);
+                        }
+                    }
+                }
+            }
+            assert_eq!(cluster.state().cluster_ips, expected);
         });
     }
 

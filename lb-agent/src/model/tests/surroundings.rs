@@ -16,12 +16,16 @@ fn apply_service_cidr(cluster: &mut Cluster, object: ServiceCidr) {
     cluster.apply(Event::ServiceCidrs(Update::Apply(object)));
 }
 
-/// `+` for addresses that are new, `-` for those that are gone.
+/// `+` for addresses that are ours by now, `/` for another proxy's, `-` for those that are gone.
 fn cluster_ips(change: &Change) -> Vec<String> {
-    let sign = |is_there: &bool| if *is_there { "+" } else { "-" };
+    let sign = |served_by: &Option<ServedBy>| match served_by {
+        Some(ServedBy::Us) => "+",
+        Some(ServedBy::AnotherProxy) => "/",
+        None => "-",
+    };
     let change = change.cluster_ips.iter();
     change
-        .map(|(ip, is_there)| format!("{} {ip}", sign(is_there)))
+        .map(|(ip, served_by)| format!("{} {ip}", sign(served_by)))
         .collect()
 }
 
@@ -41,7 +45,10 @@ fn cluster_ips_are_those_of_every_service_in_both_families() {
     );
     delete_service(&mut cluster, "a");
     assert_eq!(cluster_ips(&cluster.take_change()), ["- 10.96.0.1", "- fd00:96::1"]);
-    assert_eq!(cluster.state().cluster_ips, BTreeSet::from([ip("10.96.0.2")]));
+    assert_eq!(
+        cluster.state().cluster_ips,
+        BTreeMap::from([(ip("10.96.0.2"), ServedBy::Us)])
+    );
 }
 
 #[test]
@@ -68,6 +75,78 @@ fn a_service_that_gets_other_cluster_ips_lets_go_of_the_ones_before() {
     apply_service(&mut cluster, service("a", &["10.96.0.2"]));
     apply_service(&mut cluster, service("b", &["10.96.0.1"]));
     assert_eq!(cluster_ips(&cluster.take_change()), ["+ 10.96.0.2"]);
+}
+
+#[test]
+fn of_a_service_of_another_proxy_there_are_its_addresses_and_nothing_else() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, of_another_proxy("a", &["10.96.0.1", "fd00:96::1"]));
+    apply_slice(&mut cluster, slice("a-1", "a", &[here("10.0.0.1")]));
+    let change = cluster.take_change();
+    assert_eq!(cluster_ips(&change), ["/ 10.96.0.1", "/ fd00:96::1"]);
+    assert!(change.services.is_empty());
+    assert_eq!(cluster.recomputations(), 0);
+
+    apply_service(&mut cluster, of_another_proxy("a", &["10.96.0.1"]));
+    assert_eq!(cluster_ips(&cluster.take_change()), ["- fd00:96::1"]);
+    delete_service(&mut cluster, "a");
+    assert_eq!(cluster_ips(&cluster.take_change()), ["- 10.96.0.1"]);
+}
+
+#[test]
+fn a_service_may_pass_to_another_proxy_and_back_with_its_addresses() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, with_health_check("a", &["10.96.0.1"]));
+    cluster.take_change();
+    for _ in 0..2 {
+        apply_service(&mut cluster, of_another_proxy("a", &["10.96.0.1"]));
+        assert_eq!(cluster_ips(&cluster.take_change()), ["/ 10.96.0.1"]);
+        assert!(cluster.state().services.is_empty());
+        assert!(cluster.health_checks().is_empty());
+
+        apply_service(&mut cluster, with_health_check("a", &["10.96.0.1"]));
+        assert_eq!(cluster_ips(&cluster.take_change()), ["+ 10.96.0.1"]);
+        assert_eq!(cluster.state().services.len(), 1);
+        assert_eq!(cluster.health_checks().len(), 1);
+    }
+}
+
+#[test]
+fn a_relist_takes_services_from_and_to_another_proxy_and_leaves_alone_what_it_could_not_read() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, service("becomes", &["10.96.0.1"]));
+    apply_service(&mut cluster, of_another_proxy("was", &["10.96.0.2"]));
+    apply_service(&mut cluster, of_another_proxy("unreadable", &["10.96.0.3"]));
+    apply_service(&mut cluster, of_another_proxy("gone", &["10.96.0.4"]));
+    cluster.take_change();
+    cluster.apply(Event::Services(Update::Replace {
+        objects: vec![
+            of_another_proxy("becomes", &["10.96.0.1"]),
+            service("was", &["10.96.0.2"]).into(),
+        ],
+        unreadable: vec![ObjectName::new("shop", "unreadable")],
+    }));
+    assert_eq!(
+        cluster_ips(&cluster.take_change()),
+        ["/ 10.96.0.1", "+ 10.96.0.2", "- 10.96.0.4"]
+    );
+    assert_eq!(
+        cluster.state().cluster_ips.get(&ip("10.96.0.3")),
+        Some(&ServedBy::AnotherProxy)
+    );
+}
+
+#[test]
+fn an_address_that_both_are_to_serve_is_ours_for_as_long_as_we_are() {
+    let mut cluster = Cluster::default();
+    apply_service(&mut cluster, of_another_proxy("a", &["10.96.0.1"]));
+    assert_eq!(cluster_ips(&cluster.take_change()), ["/ 10.96.0.1"]);
+    apply_service(&mut cluster, service("b", &["10.96.0.1"]));
+    assert_eq!(cluster_ips(&cluster.take_change()), ["+ 10.96.0.1"]);
+    apply_service(&mut cluster, of_another_proxy("c", &["10.96.0.1"]));
+    assert_eq!(cluster_ips(&cluster.take_change()), [""; 0]);
+    delete_service(&mut cluster, "b");
+    assert_eq!(cluster_ips(&cluster.take_change()), ["/ 10.96.0.1"]);
 }
 
 #[test]

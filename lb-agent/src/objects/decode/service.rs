@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     num::{NonZeroU16, NonZeroU32},
+    slice,
 };
 
 use ipnet::IpNet;
@@ -11,21 +12,19 @@ use k8s_openapi::api::core::v1 as core;
 use super::{
     Decode, Decoded, FieldError, SERVICE_PROXY_NAME, has_label, ip, keep, network, port_number, protocol, required_name,
 };
-use crate::model::{ClusterIps, Event, Kind, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update};
+use crate::model::{
+    AnyService, ClusterIps, Event, Kind, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
+};
 
 /// Seconds of session affinity, where the object does not say: the API server's default.
 const DEFAULT_AFFINITY: NonZeroU32 = NonZeroU32::new(10_800).unwrap();
 
-impl Decode for Service {
+impl Decode for AnyService {
     type Wire = core::Service;
 
     const KIND: Kind = Kind::Service;
 
     fn decode(wire: Self::Wire, _: &str) -> Result<Decoded<Self>, FieldError> {
-        let labels = wire.metadata.labels.as_ref();
-        if has_label(labels, SERVICE_PROXY_NAME) {
-            return Ok(Decoded::Ignored("another proxy serves it"));
-        }
         let name = required_name(Self::KIND, &wire.metadata)?;
         let spec = wire.spec.ok_or_else(|| FieldError::new("spec", "missing"))?;
         if spec.type_.as_deref() == Some("ExternalName") {
@@ -34,8 +33,13 @@ impl Decode for Service {
         if spec.cluster_ip.as_deref() == Some("None") {
             return Ok(Decoded::Ignored("headless"));
         }
-
+        let cluster_ips = cluster_ips(&spec)?;
         let mut skipped = Vec::new();
+        if has_label(wire.metadata.labels.as_ref(), SERVICE_PROXY_NAME) {
+            let object = Self::OfAnotherProxy { name, cluster_ips };
+            return Ok(Decoded::Object { object, skipped });
+        }
+
         let policy = external_traffic_policy(&spec)?;
         let health_check_node_port = health_check_node_port(&spec, policy, &mut skipped);
         let affinity = affinity(&spec, &mut skipped);
@@ -44,9 +48,9 @@ impl Decode for Service {
         let ports = ports.map(|(index, port)| service_port(index, port));
         let ports = ServicePorts::new(ports.collect::<Result<_, _>>()?)
             .map_err(|error| FieldError::new(format!("spec.ports[{}]", error.index()), error))?;
-        let service = Self {
+        let service = Service {
             name,
-            cluster_ips: cluster_ips(spec.cluster_ip, spec.cluster_ips)?,
+            cluster_ips,
             external_ips: service_ips("spec.externalIPs", external_ips, &mut skipped),
             load_balancer_ips: load_balancer_ips(wire.status.unwrap_or_default(), &mut skipped),
             source_ranges: source_ranges(spec.load_balancer_source_ranges.unwrap_or_default(), &mut skipped),
@@ -60,7 +64,7 @@ impl Decode for Service {
             health_check_node_port,
         };
         Ok(Decoded::Object {
-            object: service,
+            object: service.into(),
             skipped,
         })
     }
@@ -70,10 +74,11 @@ impl Decode for Service {
     }
 }
 
-fn cluster_ips(one: Option<String>, all: Option<Vec<String>>) -> Result<ClusterIps, FieldError> {
-    let (path, addresses) = match all {
+fn cluster_ips(spec: &core::ServiceSpec) -> Result<ClusterIps, FieldError> {
+    let one = spec.cluster_ip.as_ref().filter(|ip| !ip.is_empty());
+    let (path, addresses) = match spec.cluster_ips.as_deref() {
         Some(all) if !all.is_empty() => ("spec.clusterIPs", all),
-        _ => ("spec.clusterIP", one.into_iter().filter(|ip| !ip.is_empty()).collect()),
+        _ => ("spec.clusterIP", one.map_or(&[][..], slice::from_ref)),
     };
     let addresses = addresses.iter().map(|address| ip(path, address));
     let addresses = addresses.collect::<Result<Vec<_>, _>>()?;
@@ -201,15 +206,20 @@ mod tests {
         super::tests::{decode, object},
         *,
     };
-    use crate::desired::Protocol;
+    use crate::{desired::Protocol, model::ObjectName};
 
     fn service(spec: Value) -> Value {
         json!({ "metadata": { "namespace": "shop", "name": "web" }, "spec": spec })
     }
 
+    fn ours(wire: Value) -> Service {
+        let service: AnyService = object(wire);
+        service.ours().expect("a Service of ours").clone()
+    }
+
     #[test]
     fn a_service_as_the_api_server_writes_it() {
-        let service: Service = object(service(json!({
+        let service = ours(service(json!({
             "type": "NodePort",
             "clusterIP": "10.96.0.1",
             "clusterIPs": ["10.96.0.1", "fd00:96::1"],
@@ -236,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_service_as_a_person_writes_it() {
-        let service: Service = object(json!({
+        let service = ours(json!({
             "metadata": { "name": "web" },
             "spec": { "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }] },
         }));
@@ -246,18 +256,42 @@ mod tests {
     }
 
     #[test]
-    fn services_that_no_proxy_or_another_proxy_serves_are_ignored() {
-        let ip = json!("10.96.0.1");
-        let mut of_another_proxy = service(json!({ "clusterIP": ip, "ports": [] }));
-        of_another_proxy["metadata"]["labels"] = json!({ SERVICE_PROXY_NAME: "x" });
+    fn services_that_no_proxy_serves_are_ignored_whatever_their_label_says() {
         let external_name = json!({ "type": "ExternalName", "externalName": "example.org" });
-        for ignored in [
-            service(json!({ "clusterIP": "None", "ports": [{ "port": 80 }] })),
-            service(external_name),
-            of_another_proxy,
-        ] {
-            assert!(matches!(decode::<Service>(ignored), Ok(Decoded::Ignored(_))));
+        for spec in [json!({ "clusterIP": "None", "ports": [{ "port": 80 }] }), external_name] {
+            for ignored in [service(spec.clone()), of_another_proxy(spec)] {
+                assert!(matches!(decode::<AnyService>(ignored), Ok(Decoded::Ignored(_))));
+            }
         }
+    }
+
+    fn of_another_proxy(spec: Value) -> Value {
+        let mut service = service(spec);
+        service["metadata"]["labels"] = json!({ SERVICE_PROXY_NAME: "" });
+        service
+    }
+
+    #[test]
+    fn of_a_service_of_another_proxy_its_cluster_ips_are_read_and_nothing_else() {
+        let service: AnyService = object(of_another_proxy(json!({
+            "clusterIP": "10.96.0.1",
+            "clusterIPs": ["10.96.0.1", "fd00:96::1"],
+            "externalIPs": ["nonsense"],
+            "sessionAffinity": "Cookie",
+            "ports": [{ "port": 0 }],
+        })));
+        let cluster_ips = ["10.96.0.1", "fd00:96::1"].map(|ip| ip.parse().unwrap());
+        let expected = AnyService::OfAnotherProxy {
+            name: ObjectName::new("shop", "web"),
+            cluster_ips: ClusterIps::new(cluster_ips).unwrap(),
+        };
+        assert_eq!(service, expected);
+
+        let nonsense = decode::<AnyService>(of_another_proxy(json!({ "clusterIP": "web" })));
+        assert_eq!(
+            nonsense.unwrap_err().to_string(),
+            "spec.clusterIP: \"web\" is not an IP address"
+        );
     }
 
     #[test]
@@ -296,16 +330,20 @@ mod tests {
             ),
         ];
         for (spec, expected) in table {
-            let error = decode::<Service>(service(spec)).unwrap_err();
+            let error = decode::<AnyService>(service(spec)).unwrap_err();
             assert_eq!(error.to_string(), expected);
         }
     }
 
     fn with_skipped(wire: Value) -> (Service, Vec<String>) {
-        let Decoded::Object { object, skipped } = decode(wire).unwrap() else {
-            panic!("a Service expected");
+        let Decoded::Object {
+            object: AnyService::Ours(service),
+            skipped,
+        } = decode(wire).unwrap()
+        else {
+            panic!("a Service of ours expected");
         };
-        (object, skipped.iter().map(ToString::to_string).collect())
+        (service, skipped.iter().map(ToString::to_string).collect())
     }
 
     fn addresses(addresses: &BTreeSet<ServiceIp>) -> Vec<String> {
@@ -320,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_load_balancer_has_the_addresses_that_keep_a_packets_destination() {
-        let service: Service = object(load_balancer(json!([
+        let service = ours(load_balancer(json!([
             { "ip": "203.0.113.2", "ipMode": "VIP" },
             { "ip": "203.0.113.1" },
             { "ip": "2001:db8::1" },
@@ -363,7 +401,7 @@ mod tests {
     fn source_ranges_may_have_white_space_leading_zeros_and_bits_beyond_the_prefix() {
         let mut wire = load_balancer(json!([]));
         wire["spec"]["loadBalancerSourceRanges"] = json!([" 198.051.100.7/24\n", "2001:db8::1/32", "198.51.100.0/24"]);
-        let service: Service = object(wire);
+        let service = ours(wire);
         let ranges: Vec<_> = service.source_ranges.iter().map(ToString::to_string).collect();
         assert_eq!(ranges, ["198.51.100.0/24", "2001:db8::/32"]);
     }
@@ -371,7 +409,7 @@ mod tests {
     #[test]
     fn the_external_policy_counts_where_clients_outside_can_dial() {
         let policy = |kind: Value, external_ips: Value| {
-            let service: Service = object(service(json!({
+            let service = ours(service(json!({
                 "type": kind,
                 "clusterIP": "10.96.0.1",
                 "externalIPs": external_ips,

@@ -4,7 +4,7 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use crate::{
-    model::{EndpointSlice, Event, Kind, Node, ObjectName, Service, ServiceCidr, Update},
+    model::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, ServiceCidr, Update},
     objects::decode::{Decode, Decoded, FieldError, object_name},
 };
 
@@ -14,7 +14,7 @@ pub(super) type Key = (Kind, ObjectName);
 /// An object of one of the kinds that are read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Object {
-    Service(Service),
+    Service(AnyService),
     EndpointSlice(EndpointSlice),
     ServiceCidr(ServiceCidr),
     Node(Node),

@@ -232,15 +232,15 @@ mod tests {
     }
 
     fn describe(event: Event) -> Option<String> {
-        let port = |service: &crate::model::Service| service.ports.iter().next().unwrap().port;
+        let port = |service: &crate::model::AnyService| service.ours().unwrap().ports.iter().next().unwrap().port;
         match event {
             Event::Services(Update::Replace { objects, .. }) => {
                 let services = objects
                     .iter()
-                    .map(|service| format!("{} {}", service.name, port(service)));
+                    .map(|service| format!("{} {}", service.name(), port(service)));
                 Some(services.collect::<Vec<_>>().join(", "))
             }
-            Event::Services(Update::Apply(service)) => Some(format!("+ {} {}", service.name, port(&service))),
+            Event::Services(Update::Apply(service)) => Some(format!("+ {} {}", service.name(), port(&service))),
             Event::Services(Update::Delete(name)) => Some(format!("- {name}")),
             Event::EndpointSlices(_)
             | Event::ServiceCidrs(_)

@@ -1,20 +1,20 @@
-//! The map `ADDRESSES`: addresses of the node that serve NodePorts, and ClusterIPs.
+//! The map `ADDRESSES`: addresses of the node that serve NodePorts, and ClusterIPs, ours and another proxy's.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     io,
     net::IpAddr,
 };
 
 use lb_common::{
     Address, AddressValue,
-    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     maps,
 };
 
 use super::{batch::refused, table::Table};
 use crate::{
-    desired::{Change, State},
+    desired::{Change, ServedBy, State},
     plane::PlaneError,
 };
 
@@ -22,7 +22,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Addresses {
     node_ports: HashMap<Address, u32>,
-    cluster_ips: HashSet<Address>,
+    cluster_ips: HashMap<Address, u32>,
     /// What is in the map.
     there: HashMap<Address, AddressValue>,
     /// Those where the map may not be as it should: a change costs what it changes.
@@ -32,7 +32,7 @@ pub(super) struct Addresses {
 /// Which writes are to be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Extent {
-    /// Only those by which an address becomes less than it was.
+    /// Only those by which nothing is claimed for us that was not before.
     Losses,
     /// All.
     All,
@@ -56,8 +56,11 @@ impl Addresses {
     pub(super) fn replace(&mut self, state: &State) {
         self.behind.extend(self.there.keys());
         self.set_node_ports(&state.node_port_addresses);
-        self.cluster_ips = state.cluster_ips.iter().copied().map(Address::from).collect();
-        self.behind.extend(&self.cluster_ips);
+        let cluster_ips = state.cluster_ips.iter();
+        self.cluster_ips = cluster_ips
+            .map(|(ip, served_by)| (Address::from(*ip), cluster_ip_flag(*served_by)))
+            .collect();
+        self.behind.extend(self.cluster_ips.keys());
     }
 
     /// The map is to follow.
@@ -65,14 +68,14 @@ impl Addresses {
         if let Some(addresses) = &change.node_port_addresses {
             self.set_node_ports(addresses);
         }
-        for (ip, is_one) in &change.cluster_ips {
+        for (ip, served_by) in &change.cluster_ips {
             let address = Address::from(*ip);
-            let changed = if *is_one {
-                self.cluster_ips.insert(address)
-            } else {
-                self.cluster_ips.remove(&address)
+            let flag = served_by.map(cluster_ip_flag);
+            let before = match flag {
+                Some(flag) => self.cluster_ips.insert(address, flag),
+                None => self.cluster_ips.remove(&address),
             };
-            if changed {
+            if before != flag {
                 self.behind.insert(address);
             }
         }
@@ -88,13 +91,8 @@ impl Addresses {
     }
 
     fn wanted(&self, address: &Address) -> u32 {
-        let node_ports = self.node_ports.get(address).copied().unwrap_or(0);
-        let cluster_ip = if self.cluster_ips.contains(address) {
-            CLUSTER_IP
-        } else {
-            0
-        };
-        node_ports | cluster_ip
+        let flag = |flags: &HashMap<Address, u32>| flags.get(address).copied().unwrap_or(0);
+        flag(&self.node_ports) | flag(&self.cluster_ips)
     }
 
     /// Writes what is different. What fails stays behind, to be tried with the next call. Adds to
@@ -116,7 +114,8 @@ impl Addresses {
                 continue;
             }
             behind.insert(address);
-            if extent == Extent::Losses && wanted & !there.unwrap_or(0) != 0 {
+            let claimed = wanted & !there.unwrap_or(0) & !FOREIGN;
+            if extent == Extent::Losses && claimed != 0 {
                 continue;
             }
             if wanted == 0 {
@@ -151,4 +150,12 @@ impl Addresses {
 /// On a loopback address NodePorts are for processes of the node.
 fn node_port_flag(ip: IpAddr) -> u32 {
     if ip.is_loopback() { HOST_NODE_PORTS } else { NODE_PORTS }
+}
+
+/// What another proxy serves is none of ours, and none of nobody's either.
+fn cluster_ip_flag(served_by: ServedBy) -> u32 {
+    match served_by {
+        ServedBy::Us => CLUSTER_IP,
+        ServedBy::AnotherProxy => FOREIGN,
+    }
 }

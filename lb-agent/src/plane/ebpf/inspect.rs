@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use lb_common::{
     BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
-    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::{FREE, LOCAL, SERVING},
     net::{TCP, UDP},
     prefix::{INSIDE, PODS, SERVICES},
@@ -225,6 +225,7 @@ fn addresses(tables: &Tables) -> io::Result<Vec<Line>> {
             (NODE_PORTS, AddressRole::NodePorts),
             (HOST_NODE_PORTS, AddressRole::NodePortsForHost),
             (CLUSTER_IP, AddressRole::ClusterIp),
+            (FOREIGN, AddressRole::OfAnotherProxy),
         ] {
             if value.flags & flag != 0 {
                 lines.push(Line::Address(IpAddr::from(address), role));

@@ -1,6 +1,6 @@
 //! Keeps the maps as desired.
 //!
-//! Order of a change (`write`): addresses that are less than they were; backends, slots, source ranges,
+//! Order of a change (`write`): addresses that are less than they were, or another proxy's; backends, slots, source ranges,
 //! rows of services; then, once nothing points there any more (`settle`), rows that go, source ranges
 //! that go, backends that go, drain or leave a set; then addresses that are more than they were, and
 //! networks. So a client never meets an address without its frontends, a row without its slots, or a
@@ -164,8 +164,8 @@ impl Services {
     }
 
     /// Takes from addresses what they have lost, before rows go: in between, a client is served still, where
-    /// it would be refused by an address that has no frontend any more. What fails is left to
-    /// [`Self::write_addresses`].
+    /// it would be refused by an address that has no frontend any more. One that is another proxy's is left
+    /// to it at once. What fails is left to [`Self::write_addresses`].
     fn lessen_addresses(&mut self, outcome: &mut Outcome) {
         let table = &mut *self.tables.addresses;
         let _ = self.addresses.write(table, Extent::Losses, &mut outcome.writes);

@@ -36,9 +36,23 @@ pub(super) fn any_rules() -> impl Strategy<Value = Rules> {
     ])
 }
 
+/// One of ours, as a rule.
+fn any_service(own_addresses: bool) -> impl Strategy<Value = AnyService> {
+    (any_service_of_ours(own_addresses), prop::bool::weighted(0.2)).prop_map(|(service, of_another_proxy)| {
+        if of_another_proxy {
+            AnyService::OfAnotherProxy {
+                name: service.name,
+                cluster_ips: service.cluster_ips,
+            }
+        } else {
+            service.into()
+        }
+    })
+}
+
 /// Services of few names with few addresses, so that conflicts are common; `own_addresses` gives
 /// each its own, so that there are none.
-fn any_service(own_addresses: bool) -> impl Strategy<Value = Service> {
+fn any_service_of_ours(own_addresses: bool) -> impl Strategy<Value = Service> {
     let addresses = if own_addresses { 1..=1_u8 } else { 1..=3_u8 };
     let policy = select(vec![TrafficPolicy::Cluster, TrafficPolicy::Local]);
     (
@@ -212,7 +226,7 @@ fn object(event: &Event) -> Option<ObjectName> {
         }
     }
     match event {
-        Event::Services(update) => of(update, |service| service.name.clone()),
+        Event::Services(update) => of(update, |service| service.name().clone()),
         Event::EndpointSlices(update) => of(update, |slice| slice.name().clone()),
         Event::ServiceCidrs(update) => of(update, |object| ObjectName::new("", &object.name)),
         Event::Node(_) | Event::UnreadableNode | Event::NodeAddresses(_) => Some(ObjectName::new("", "this-node")),

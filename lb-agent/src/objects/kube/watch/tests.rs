@@ -9,11 +9,11 @@ use InitialListStrategy::{ListWatch, StreamingList};
 use watcher::Event::{Apply, Delete, Init, InitApply, InitDone};
 
 use crate::{
-    model::{Event, Node, Service, ServiceCidr},
+    model::{AnyService, Event, Node, ServiceCidr},
     objects::kube::ApiServerOptions,
 };
 
-type Guarded = DeserializeGuard<<Service as Decode>::Wire>;
+type Guarded = DeserializeGuard<<AnyService as Decode>::Wire>;
 type Said = watcher::Result<watcher::Event<Guarded>>;
 
 fn service(name: &str, cluster_ip: &str) -> Guarded {
@@ -70,7 +70,7 @@ async fn watch<T: Decode>(strategy: InitialListStrategy) -> (Watch<T>, mpsc::Rec
 
 /// What the model hears of what the server says, and how the stream ends.
 async fn hear(strategy: InitialListStrategy, said: Vec<Said>) -> (Vec<String>, End) {
-    let (mut watch, mut batches) = watch::<Service>(strategy).await;
+    let (mut watch, mut batches) = watch::<AnyService>(strategy).await;
     let end = watch.follow(stream::iter(said)).await;
     let mut heard = Vec::new();
     while let Ok(batch) = batches.try_recv() {
@@ -82,11 +82,11 @@ async fn hear(strategy: InitialListStrategy, said: Vec<Said>) -> (Vec<String>, E
 fn describe(event: Event) -> String {
     match event {
         Event::Services(Update::Replace { objects, unreadable }) => {
-            let objects: Vec<String> = objects.iter().map(|service| service.name.name.clone()).collect();
+            let objects: Vec<String> = objects.iter().map(|service| service.name().name.clone()).collect();
             let unreadable: Vec<String> = unreadable.iter().map(|name| format!("{}?", name.name)).collect();
             format!("= {}", [objects, unreadable].concat().join(" "))
         }
-        Event::Services(Update::Apply(service)) => format!("+ {}", service.name.name),
+        Event::Services(Update::Apply(service)) => format!("+ {}", service.name().name),
         Event::Services(Update::Delete(name)) => format!("- {}", name.name),
         other => panic!("{other:?}"),
     }
@@ -217,7 +217,7 @@ async fn a_kind_that_older_servers_do_not_know_is_an_empty_list_there() {
 
 #[tokio::test]
 async fn it_ends_when_nobody_listens() {
-    let (mut watch, batches) = watch::<Service>(ListWatch).await;
+    let (mut watch, batches) = watch::<AnyService>(ListWatch).await;
     drop(batches);
     let said: Vec<Said> = vec![Ok(Init), Ok(InitDone)];
     assert_eq!(watch.follow(stream::iter(said)).await, End::Unheard);

@@ -8,12 +8,12 @@ use std::{
 
 use lb_common::{
     Address,
-    address::CLUSTER_IP,
+    address::{CLUSTER_IP, FOREIGN},
     prefix::{INSIDE, OUTSIDE},
 };
 
 use super::{CLUSTER, REMOTE, assert_all_well, change, maps::Maps, service, state};
-use crate::desired::{Change, State};
+use crate::desired::{Change, ServedBy, State};
 
 const IP: &str = "10.96.0.10";
 
@@ -25,7 +25,7 @@ fn ip(text: &str) -> IpAddr {
 fn with_cluster_ip() -> State {
     let web = service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
     State {
-        cluster_ips: BTreeSet::from([ip(IP)]),
+        cluster_ips: BTreeMap::from([(ip(IP), ServedBy::Us)]),
         ..state(&[("web", &web)])
     }
 }
@@ -48,7 +48,7 @@ fn a_cluster_ip_never_refuses_the_port_of_its_service() {
     agent.replace(&with);
     maps.assert_hold(&with);
     let mut going = change(&[("web", None)]);
-    going.cluster_ips.insert(ip(IP), false);
+    going.cluster_ips.insert(ip(IP), None);
     assert_all_well(&agent.apply(&going));
     maps.assert_hold(&state(&[]));
     let coming = Change {
@@ -57,7 +57,7 @@ fn a_cluster_ip_never_refuses_the_port_of_its_service() {
             .iter()
             .map(|(name, s)| (name.clone(), Some(s.clone())))
             .collect(),
-        cluster_ips: BTreeMap::from([(ip(IP), true)]),
+        cluster_ips: BTreeMap::from([(ip(IP), Some(ServedBy::Us))]),
         ..Change::default()
     };
     assert_all_well(&agent.apply(&coming));
@@ -65,14 +65,79 @@ fn a_cluster_ip_never_refuses_the_port_of_its_service() {
 }
 
 #[test]
+fn an_address_that_passes_to_another_proxy_and_back_never_refuses_meanwhile() {
+    let maps = Maps::roomy();
+    let watched = maps.clone();
+    let mut agent = maps.start(Arc::new(move || {
+        let value = watched
+            .addresses
+            .with(|memory| memory.rows.get(&Address::from(ip(IP))).copied());
+        let refuses = value.is_some_and(|value| value.flags & CLUSTER_IP != 0);
+        let is_left_alone = value.is_some_and(|value| value.flags == FOREIGN);
+        let is_served = watched.row("10.96.0.10:80").is_some();
+        assert!(
+            if refuses { is_served } else { is_left_alone },
+            "{value:?}, served: {is_served}"
+        );
+    }));
+    let foreign = State {
+        cluster_ips: BTreeMap::from([(ip(IP), ServedBy::AnotherProxy)]),
+        ..State::default()
+    };
+    // Alone in the map, so that it is there from the first write on.
+    let ours = State {
+        node_port_addresses: BTreeSet::new(),
+        ..with_cluster_ip()
+    };
+    agent.replace(&foreign);
+    maps.assert_hold(&foreign);
+    let mut to_us = Change {
+        services: ours
+            .services
+            .iter()
+            .map(|(name, service)| (name.clone(), Some(service.clone())))
+            .collect(),
+        ..Change::default()
+    };
+    to_us.cluster_ips.insert(ip(IP), Some(ServedBy::Us));
+    let mut to_them = change(&[("web", None)]);
+    to_them.cluster_ips.insert(ip(IP), Some(ServedBy::AnotherProxy));
+    for _ in 0..2 {
+        assert_all_well(&agent.apply(&to_us));
+        maps.assert_hold(&ours);
+        assert_all_well(&agent.apply(&to_them));
+        maps.assert_hold(&foreign);
+    }
+}
+
+#[test]
+fn an_address_of_another_proxy_is_known_before_any_other_write() {
+    let maps = Maps::roomy();
+    let watched = maps.clone();
+    let mut agent = maps.start(Arc::new(move || {
+        let is_known = watched
+            .addresses
+            .with(|memory| memory.rows.contains_key(&Address::from(ip("10.96.0.77"))));
+        let others = watched.backends.with(|memory| memory.rows.len()) + watched.cidrs.with(|memory| memory.rows.len());
+        assert!(is_known || others == 0, "its clients would be told nothing");
+    }));
+    let mut state = with_cluster_ip();
+    state.cluster_ips.insert(ip("10.96.0.77"), ServedBy::AnotherProxy);
+    state.service_cidrs = BTreeSet::from(["10.96.0.0/16".parse().unwrap()]);
+    agent.replace(&state);
+    maps.assert_hold(&state);
+}
+
+#[test]
 fn one_cluster_ip_more_costs_one_write() {
     let maps = Maps::roomy();
     let mut before = with_cluster_ip();
-    before.cluster_ips.extend((1..50).map(|i| IpAddr::from([10, 96, 1, i])));
+    let many = (1..50).map(|i| (IpAddr::from([10, 96, 1, i]), ServedBy::Us));
+    before.cluster_ips.extend(many);
     let mut agent = maps.agent();
     agent.replace(&before);
     let more = Change {
-        cluster_ips: BTreeMap::from([(ip("10.96.2.1"), true)]),
+        cluster_ips: BTreeMap::from([(ip("10.96.2.1"), Some(ServedBy::Us))]),
         ..Change::default()
     };
     let outcome = agent.apply(&more);
@@ -103,10 +168,10 @@ fn what_could_not_be_written_is_written_with_the_next_change_whatever_that_is() 
     let mut wanted = with_cluster_ip();
     let mut agent = maps.agent();
     agent.replace(&wanted);
-    wanted.cluster_ips = BTreeSet::from([ip("10.96.0.11")]);
+    wanted.cluster_ips = BTreeMap::from([(ip("10.96.0.11"), ServedBy::Us)]);
     wanted.pod_cidrs = BTreeSet::from(["10.0.0.0/16".parse().unwrap()]);
     let change = Change {
-        cluster_ips: BTreeMap::from([(ip(IP), false), (ip("10.96.0.11"), true)]),
+        cluster_ips: BTreeMap::from([(ip(IP), None), (ip("10.96.0.11"), Some(ServedBy::Us))]),
         pod_cidrs: Some(wanted.pod_cidrs.clone()),
         ..Change::default()
     };

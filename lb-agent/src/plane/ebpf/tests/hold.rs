@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     Address, AddressValue, PrefixKey, Range, Scoped, Verdict,
-    address::{CLUSTER_IP, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     prefix::{INSIDE, OUTSIDE, PODS, SERVICES},
     service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
@@ -18,7 +18,7 @@ use lb_common::{
 
 use super::maps::Maps;
 use crate::{
-    desired::{Endpoint, Masquerade, Route, ServicePort, State, Target, text},
+    desired::{Endpoint, Masquerade, Route, ServedBy, ServicePort, State, Target, text},
     plane::ebpf::{inspect, port},
 };
 
@@ -160,7 +160,13 @@ impl Maps {
             let flag = if ip.is_loopback() { HOST_NODE_PORTS } else { NODE_PORTS };
             (*ip, flag)
         });
-        let cluster_ips = state.cluster_ips.iter().map(|ip| (*ip, CLUSTER_IP));
+        let cluster_ips = state.cluster_ips.iter().map(|(ip, served_by)| {
+            let flag = match served_by {
+                ServedBy::Us => CLUSTER_IP,
+                ServedBy::AnotherProxy => FOREIGN,
+            };
+            (*ip, flag)
+        });
         for (ip, flag) in node_ports.chain(cluster_ips) {
             expected.entry(Address::from(ip)).or_default().flags |= flag;
         }

@@ -13,8 +13,8 @@ use proptest::prelude::*;
 use super::{assert_all_well, maps::Maps, name};
 use crate::{
     desired::{
-        AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort,
-        State, Target,
+        AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy,
+        ServicePort, State, Target,
     },
     plane::ebpf::prefix,
 };
@@ -40,6 +40,12 @@ fn any_addresses() -> impl Strategy<Value = BTreeSet<IpAddr>> {
     let number = prop_oneof![3 => (1_u8..5).prop_map(|i| IpAddr::from([192, 0, 2, i])),
         1 => Just(IpAddr::from([127, 0, 0, 1])), 1 => Just(IpAddr::V6(std::net::Ipv6Addr::LOCALHOST))];
     prop::collection::btree_set(number, 0..4)
+}
+
+fn any_cluster_ips() -> impl Strategy<Value = BTreeMap<IpAddr, ServedBy>> {
+    let served_by = prop_oneof![Just(ServedBy::Us), Just(ServedBy::AnotherProxy)];
+    (any_addresses(), prop::collection::vec(served_by, 4))
+        .prop_map(|(addresses, served_by)| addresses.into_iter().zip(served_by).collect())
 }
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
@@ -116,7 +122,7 @@ fn any_state() -> impl Strategy<Value = State> {
     (
         services,
         any_addresses(),
-        any_addresses(),
+        any_cluster_ips(),
         any_networks(),
         any_networks(),
     )
@@ -172,8 +178,10 @@ fn difference(from: &State, to: &State) -> Change {
             .then(|| to.node_port_addresses.clone()),
         cluster_ips: from
             .cluster_ips
-            .symmetric_difference(&to.cluster_ips)
-            .map(|ip| (*ip, to.cluster_ips.contains(ip)))
+            .keys()
+            .chain(to.cluster_ips.keys())
+            .filter(|ip| from.cluster_ips.get(ip) != to.cluster_ips.get(ip))
+            .map(|ip| (*ip, to.cluster_ips.get(ip).copied()))
             .collect(),
         service_cidrs: (from.service_cidrs != to.service_cidrs).then(|| to.service_cidrs.clone()),
         pod_cidrs: (from.pod_cidrs != to.pod_cidrs).then(|| to.pod_cidrs.clone()),
