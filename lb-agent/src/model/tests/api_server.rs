@@ -89,12 +89,8 @@ fn nothing_is_kept_of_a_service_that_is_gone() {
 fn nothing_is_kept_of_a_service_that_another_proxy_serves() {
     let mut cluster = cluster();
     apply_slice(&mut cluster, slice_of_kubernetes(&[]));
-    let kubernetes_of = |cluster_ips| AnyService::OfAnotherProxy {
-        name: kubernetes().name,
-        cluster_ips,
-    };
-    apply_service(&mut cluster, kubernetes_of(kubernetes().cluster_ips));
-    apply_service(&mut cluster, kubernetes_of(kubernetes().cluster_ips));
+    let Service { name, cluster_ips, .. } = kubernetes();
+    apply_service(&mut cluster, AnyService::OfAnotherProxy { name, cluster_ips });
     cluster.take_change();
     apply_service(&mut cluster, kubernetes());
     cluster.take_change();
