@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lb_tests::network::Attachment;
 use lb_tests::{owner, process};
@@ -99,10 +99,24 @@ fn standing() -> Child {
     child
 }
 
+/// A demo that is far enough to notice signals. Before that it has made nothing, and ends as any process does.
 fn demo() -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
     command.arg("demo").stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().unwrap()
+    let demo = command.spawn().unwrap();
+    let until = Instant::now() + LIMIT;
+    while !catches(demo.id(), Signal::SIGINT) {
+        assert!(Instant::now() < until, "it does not begin to listen to signals");
+        thread::sleep(Duration::from_millis(1));
+    }
+    demo
+}
+
+/// Whether a process has a handler for a signal (proc_pid_status(5), `SigCgt`).
+fn catches(pid: u32, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal as i32 - 1)) != 0
 }
 
 /// Sends signals and waits for the end.

@@ -169,7 +169,8 @@ fn a_restart_without_cap_sys_admin_takes_no_program_off_its_link() {
     let mut running = running();
     let mut connections = running.connections();
     let before = links(running.world.node1());
-    assert!(before.len() > 8, "{before:?}");
+    // Those of sockets at least: without TCX (kernel 6.6) links have filters, which are not pinned.
+    assert!(before.len() >= 8, "{before:?}");
     running.agent().kill().unwrap();
 
     // The one with ptrace is for the bpffs of the test, which is reached through this process.
