@@ -4,13 +4,13 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use lb_tests::client::{Client, Connection, Failure, Protocol};
+use lb_tests::client::{Client, Connection, Failure, Outcome, Protocol};
 use lb_tests::manifests::{Endpoint, Service};
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::server::Server;
 use lb_tests::stage::{Family, TARGET};
 
-use crate::fixture::{SOON, World, becomes_answered_by, cluster_ip, cluster_ips};
+use crate::fixture::{SOON, World, becomes, becomes_answered_by, cluster_ip, cluster_ips};
 
 /// A client pod, a process of the node, two pods with servers, and a Service of the first one.
 struct Scene {
@@ -46,29 +46,15 @@ fn scene() -> Scene {
 /// Asks over one connection until that server answers.
 #[track_caller]
 fn comes_to(connection: &mut Connection, server: &str) {
-    let until = Instant::now() + SOON;
-    loop {
-        let outcome = connection.ask("who now?");
-        if outcome.as_ref().is_ok_and(|answer| answer.server == server) {
-            return;
-        }
-        assert!(Instant::now() < until, "still {outcome:?} and not {server}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let is_server = |outcome: &Outcome| matches!(outcome, Ok(answer) if answer.server == server);
+    becomes(server, || connection.ask("who now?"), is_server);
 }
 
 /// Asks over one connection until it is refused.
 #[track_caller]
 fn comes_to_be_refused(connection: &mut Connection) {
-    let until = Instant::now() + SOON;
-    loop {
-        let outcome = connection.ask("anybody?");
-        if outcome == Err(Failure::Refused) {
-            return;
-        }
-        assert!(Instant::now() < until, "still {outcome:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let is_refused = |outcome: &Outcome| *outcome == Err(Failure::Refused);
+    becomes("refused", || connection.ask("anybody?"), is_refused);
 }
 
 #[test]
