@@ -74,6 +74,23 @@ impl Judged {
         }
     }
 
+    /// Whether it says something against one side or the other.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.verdict == Verdict::Undeclared || !self.is_as_expected()
+    }
+
+    /// The probe, and what came of it on either side.
+    pub(crate) fn outcomes(&self) -> String {
+        let Self {
+            theirs, ours, expected, ..
+        } = self;
+        format!(
+            "{}: {}: kube-proxy {theirs}, its source {expected}, lb-agent {ours}",
+            self.when(),
+            self.played.probe
+        )
+    }
+
     /// Whether kube-proxy did what its source says. If not, the probe does not show what it is meant to.
     pub(crate) fn is_as_expected(&self) -> bool {
         self.theirs == self.expected
