@@ -5,6 +5,7 @@ mod actors;
 mod catalogue;
 mod differences;
 mod expect;
+mod health;
 mod keep;
 mod objects;
 mod outcome;
@@ -25,6 +26,7 @@ use lb_tests::controlplane::Mode;
 
 use crate::progress::{Step, say};
 use catalogue::Generation;
+use health::Checked;
 use play::Sides;
 use probe::{Entry, Probe};
 use report::{Judged, Part, Sum};
@@ -103,6 +105,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let agent_args = [settings.of_lb_agent(), args.agent_args.clone()].concat();
     let ours = Ours::start(&entries, &agent_args)?;
     let mut judged = Vec::new();
+    let mut checked = Vec::new();
     let mut last = None;
     for mode in args.mode.all() {
         // One at a time; `--keep` shows the last.
@@ -115,6 +118,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
             ours: &ours.twin,
         };
         judged.extend(compare(&matching(&entries, args), sides, Part::Fresh)?);
+        if args.filter.is_none() {
+            let step = Step::start("health checks of both");
+            checked.extend(health::compare(ours.cluster()?, sides)?);
+            step.done();
+        }
         if !args.no_change {
             generation = generation.next();
             let new = catalogue::all(generation);
@@ -126,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         }
         last = Some(theirs);
     }
-    let good = report(args, &judged)?;
+    let good = report(args, &judged, &checked)?;
     if args.keep
         && let Some(theirs) = &last
     {
@@ -170,13 +178,26 @@ fn compare(probes: &[Probe], sides: Sides<'_>, part: Part) -> Result<Vec<Judged>
 }
 
 /// Prints what it came to, and says whether that is good.
-fn report(args: &Args, judged: &[Judged]) -> Result<bool> {
+fn report(args: &Args, judged: &[Judged], checked: &[Checked]) -> Result<bool> {
     if let Some(path) = &args.json {
         std::fs::write(path, format!("{:#}\n", report::json(judged)))
             .with_context(|| format!("writing {}", path.display()))?;
     }
-    let sum = Sum::of(judged);
+    let mut sum = Sum::of(judged);
     println!("\n{}", report::render(judged));
+    if !checked.is_empty() {
+        let agree = checked.iter().filter(|checked| checked.agrees()).count();
+        println!("health checks: {agree} of {} agree", checked.len());
+    }
+    for checked in checked {
+        sum.probes += 1;
+        if checked.agrees() {
+            sum.agree += 1;
+        } else {
+            sum.undeclared += 1;
+            println!("{checked}");
+        }
+    }
     if args.filter.is_none() && sum.probes < FEWEST {
         println!("fewer than {FEWEST} probes");
     }
