@@ -12,8 +12,10 @@ use crate::packet::{Network, Packet};
 
 /// What differs between the families.
 pub(crate) trait Family {
-    /// Where the source address stands in the IP header; the destination follows it.
+    /// Where the source address stands in the IP header.
     const SOURCE: usize;
+    /// Where the destination address stands, which follows it.
+    const DESTINATION: usize = Self::SOURCE + Self::ADDRESS_LENGTH;
     /// Bytes of an address.
     const ADDRESS_LENGTH: usize;
     /// Where the checksum of the IP header stands, if there is one.

@@ -49,7 +49,7 @@ pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         return PASS;
     };
     let quoted = &quotation.quoted;
-    // The quoted answer was found by its client; it was the frontend's in the client's eyes.
+    // The quoted answer came from the frontend: who dialled that has the row that names the backend.
     let Some(row) = row(FORWARD, quoted) else {
         return PASS;
     };
@@ -57,16 +57,8 @@ pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         return PASS;
     }
     let ports = (row.port, row.client_port.or(quoted.destination_port));
-    let quoted_source = F::SOURCE;
-    let done = requote::<F>(skb, &quotation, quoted_source, &quoted.source, &row.address, ports).and_then(|()| {
-        readdress::<F>(
-            skb,
-            &quotation,
-            F::SOURCE + F::ADDRESS_LENGTH,
-            &quoted.source,
-            &row.address,
-        )
-    });
+    let done = requote::<F>(skb, &quotation, F::SOURCE, &quoted.source, &row.address, ports)
+        .and_then(|()| readdress::<F>(skb, &quotation, F::DESTINATION, &quoted.source, &row.address));
     if done.is_err() {
         count(Counter::DroppedRewrite);
         return DROP;
@@ -89,11 +81,10 @@ pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         return PASS;
     };
     let ports = (row.client_port.or(quoted.source_port), row.port);
-    let quoted_destination = F::SOURCE + F::ADDRESS_LENGTH;
     let mut done = requote::<F>(
         skb,
         &quotation,
-        quoted_destination,
+        F::DESTINATION,
         &quoted.destination,
         &row.address,
         ports,

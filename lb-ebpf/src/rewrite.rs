@@ -14,13 +14,7 @@ pub(crate) struct End {
 /// The packet gets a new destination, and a new source port unless that is [`Port::NONE`].
 #[inline(always)]
 pub(crate) fn destination<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, source_port: Port) -> Result<(), i64> {
-    address::<F>(
-        skb,
-        packet,
-        F::SOURCE + F::ADDRESS_LENGTH,
-        &packet.key.destination,
-        &new.address,
-    )?;
+    address::<F>(skb, packet, F::DESTINATION, &packet.key.destination, &new.address)?;
     port(skb, packet, packet.transport + 2, packet.key.destination_port, new.port)?;
     if source_port == Port::NONE {
         return Ok(());
