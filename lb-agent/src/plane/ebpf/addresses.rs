@@ -12,7 +12,10 @@ use lb_common::{
     maps,
 };
 
-use super::{batch::refused, table::Table};
+use super::{
+    batch::refused,
+    table::{Table, rows},
+};
 use crate::{
     desired::{Change, ServedBy, State},
     plane::PlaneError,
@@ -41,13 +44,8 @@ pub(super) enum Extent {
 impl Addresses {
     /// Reads what is in the map.
     pub(super) fn open(table: &dyn Table<Address, AddressValue>) -> io::Result<Self> {
-        let mut there = HashMap::new();
-        table.read(&mut |address, value| {
-            there.insert(address, value);
-            true
-        })?;
         Ok(Self {
-            there,
+            there: rows(table)?,
             ..Self::default()
         })
     }

@@ -22,7 +22,7 @@ use super::{
     prefix,
     ranges::Ranges,
     services::{Later, Row, Services, in_bounds},
-    table::Tables,
+    table::{self, Tables},
 };
 use crate::desired::{Endpoint, ServicePort, State};
 
@@ -49,13 +49,7 @@ impl Services {
 
         let capacity = tables.slots.capacity();
         let used = ranges(&rows, capacity).map(end).max().unwrap_or(0) as usize;
-        let mut slots = Vec::with_capacity(used);
-        tables.slots.read(&mut |_, number| {
-            if slots.len() < used {
-                slots.push(number);
-            }
-            slots.len() < used
-        })?;
+        let slots = table::first(&*tables.slots, used)?;
 
         let mut backends = Vec::new();
         let mut generations = Vec::new();
@@ -70,12 +64,7 @@ impl Services {
             true
         })?;
 
-        let mut source_ranges = Vec::new();
-        tables.source_ranges.read(&mut |key, value| {
-            source_ranges.push((key, value));
-            true
-        })?;
-
+        let source_ranges = table::rows(&*tables.source_ranges)?;
         let addresses = Addresses::open(&*tables.addresses)?;
         let networks = Networks::open(&*tables.cidrs)?;
 

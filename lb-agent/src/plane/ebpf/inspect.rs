@@ -22,7 +22,12 @@ use lb_common::{
     service::{MASQUERADE_ALL, NODE_IS_REFUSED, RESTRICTED},
 };
 
-use super::{object, pins::Pins, prefix::network, table::Tables};
+use super::{
+    object,
+    pins::Pins,
+    prefix::network,
+    table::{self, Tables},
+};
 use crate::desired::{
     AllowedSources, Protocol,
     text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
@@ -96,11 +101,7 @@ pub(super) fn read(tables: &Tables) -> io::Result<Vec<Shown>> {
 }
 
 fn frontends(tables: &Tables) -> io::Result<Vec<Shown>> {
-    let mut rows = Vec::new();
-    tables.services.read(&mut |key, value| {
-        rows.push((key, value));
-        true
-    })?;
+    let rows: Vec<_> = table::rows(&*tables.services)?;
     let reader = Reader::new(tables, &rows)?;
     Ok(rows.iter().map(|(key, value)| reader.frontend(key, value)).collect())
 }
@@ -122,13 +123,7 @@ impl Reader {
             .filter(|range| range.count > 0)
             .map(|range| range.base.saturating_add(range.count));
         let used = ends.max().unwrap_or(0) as usize;
-        let mut slots = Vec::new();
-        tables.slots.read(&mut |_, number| {
-            if slots.len() < used {
-                slots.push(number);
-            }
-            slots.len() < used
-        })?;
+        let slots = table::first(&*tables.slots, used)?;
         let mut backends = HashMap::new();
         tables.backends.read(&mut |number, value| {
             if value != BackendValue::default() {

@@ -12,7 +12,11 @@ use lb_common::{
     prefix::{BY_LINK, INSIDE, OUTSIDE, PODS, SERVICES},
 };
 
-use super::{batch::refused, prefix::key, table::Table};
+use super::{
+    batch::refused,
+    prefix::key,
+    table::{self, Table},
+};
 use crate::{
     desired::{Change, Family, State},
     plane::PlaneError,
@@ -32,13 +36,8 @@ pub(super) struct Networks {
 impl Networks {
     /// Reads what is in the map.
     pub(super) fn open(table: &dyn Table<PrefixKey, u32>) -> io::Result<Self> {
-        let mut there = BTreeMap::new();
-        table.read(&mut |key, value| {
-            there.insert(key, value);
-            true
-        })?;
         Ok(Self {
-            there,
+            there: table::rows(table)?,
             ..Self::default()
         })
     }

@@ -39,6 +39,28 @@ pub(super) trait Table<K, V> {
     fn read(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()>;
 }
 
+/// Every row.
+pub(super) fn rows<K, V, R: Default + Extend<(K, V)>>(table: &dyn Table<K, V>) -> io::Result<R> {
+    let mut rows = R::default();
+    table.read(&mut |key, value| {
+        rows.extend([(key, value)]);
+        true
+    })?;
+    Ok(rows)
+}
+
+/// The values of an array at its first `count` indices, or at all where it has fewer.
+pub(super) fn first<V>(table: &dyn Table<u32, V>, count: usize) -> io::Result<Vec<V>> {
+    let mut values = Vec::new();
+    table.read(&mut |_, value| {
+        if values.len() < count {
+            values.push(value);
+        }
+        values.len() < count
+    })?;
+    Ok(values)
+}
+
 /// The maps that the agent fills.
 pub(super) struct Tables {
     /// Frontends.
