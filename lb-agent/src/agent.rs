@@ -394,7 +394,10 @@ impl<P: Plane> Agent<P> {
         });
     }
 
-    fn tell_health_checks(&self) {
+    fn tell_health_checks(&mut self) {
+        if !self.cluster.take_health_checks_changed() {
+            return;
+        }
         self.outputs.health_checks.send_if_modified(|before| {
             let wanted = Wanted {
                 checks: self.cluster.health_checks().clone(),

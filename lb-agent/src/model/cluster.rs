@@ -33,6 +33,8 @@ pub struct Cluster {
     cluster_ips: ClaimedClusterIps,
     api_server_slices: ApiServerSlices,
     health_checks: BTreeMap<ObjectName, HealthCheck>,
+    /// They, or where they are answered, have changed since this was last asked.
+    health_checks_changed: bool,
     state: State,
     recomputations: u64,
 }
@@ -56,6 +58,7 @@ impl Cluster {
             cluster_ips: ClaimedClusterIps::default(),
             api_server_slices: ApiServerSlices::default(),
             health_checks: BTreeMap::new(),
+            health_checks_changed: false,
             state: State::default(),
             recomputations: 0,
         }
@@ -110,6 +113,12 @@ impl Cluster {
         let addresses = self.state.node_port_addresses.iter().copied();
         let others = addresses.filter(|address| !whole.contains(&Family::of(*address)));
         whole.iter().map(|family| family.unspecified()).chain(others).collect()
+    }
+
+    /// Whether health checks, or where they are to be answered, have changed since this was last asked: a
+    /// change of anything else is not to cost a look at all of them.
+    pub const fn take_health_checks_changed(&mut self) -> bool {
+        mem::replace(&mut self.health_checks_changed, false)
     }
 
     /// How often the rules have been applied to a Service.
@@ -168,6 +177,7 @@ impl Cluster {
             let node_port_addresses = self.rules.node_port_addresses.choose(node, on_links);
             let pod_cidrs = self.rules.detect_local.pod_cidrs(node);
             change.node_port_addresses = renew(&mut self.state.node_port_addresses, node_port_addresses);
+            self.health_checks_changed |= is_new || change.node_port_addresses.is_some();
             change.pod_cidrs = renew(&mut self.state.pod_cidrs, pod_cidrs);
         }
         if changed.service_cidrs {
@@ -221,7 +231,7 @@ impl Cluster {
         let service = self.inventory.service(name);
         self.cluster_ips.set(name, service.and_then(AnyService::claim));
         let Some(service) = service.and_then(AnyService::ours) else {
-            self.health_checks.remove(name);
+            self.set_health_check(name, None);
             if ApiServerSlices::is_of(name) {
                 self.api_server_slices.forget();
             }
@@ -229,19 +239,30 @@ impl Cluster {
         };
         self.recomputations += 1;
         let slices = self.inventory.slices(name);
-        match serve::health_check(service, slices.clone()).filter(|_| !service.ports.is_empty()) {
-            Some(health_check) => self.health_checks.insert(name.clone(), health_check),
-            None => self.health_checks.remove(name),
-        };
+        let health_check = serve::health_check(service, slices.clone()).filter(|_| !service.ports.is_empty());
         let surroundings = Surroundings {
             rules: &self.rules,
             node: self.inventory.node(),
         };
-        if ApiServerSlices::is_of(name) {
+        let served = if ApiServerSlices::is_of(name) {
             serve::service_ports(service, self.api_server_slices.or_last(slices), surroundings)
         } else {
             serve::service_ports(service, slices, surroundings)
+        };
+        self.set_health_check(name, health_check);
+        served
+    }
+
+    fn set_health_check(&mut self, service: &ObjectName, health_check: Option<HealthCheck>) {
+        let before = self.health_checks.get(service);
+        if before == health_check.as_ref() {
+            return;
         }
+        self.health_checks_changed = true;
+        match health_check {
+            Some(health_check) => self.health_checks.insert(service.clone(), health_check),
+            None => self.health_checks.remove(service),
+        };
     }
 
     /// The service ports of a Service that claim anything so far.

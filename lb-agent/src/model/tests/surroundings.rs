@@ -298,6 +298,32 @@ fn each_family_has_a_count_of_its_own() {
 }
 
 #[test]
+fn health_checks_are_looked_at_again_only_when_one_of_them_or_where_they_are_has_changed() {
+    let mut cluster = Cluster::default();
+    let changed_by = |cluster: &mut Cluster| {
+        cluster.take_change();
+        cluster.take_health_checks_changed()
+    };
+    assert!(changed_by(&mut cluster), "where they are is new");
+    apply_service(&mut cluster, with_health_check("web", &["10.96.0.1"]));
+    assert!(changed_by(&mut cluster));
+    apply_service(&mut cluster, service("other", &["10.96.0.2"]));
+    apply_slice(&mut cluster, slice("other-1", "other", &[here("10.0.0.1")]));
+    apply_slice(&mut cluster, slice("web-1", "web", &[elsewhere("10.0.1.1")]));
+    assert!(!changed_by(&mut cluster));
+    apply_slice(&mut cluster, slice("web-1", "web", &[here("10.0.0.1")]));
+    assert!(changed_by(&mut cluster));
+    cluster.apply(Event::Node(Some(Node {
+        internal_ips: vec![ip("192.168.0.1")],
+        ..Node::default()
+    })));
+    assert!(changed_by(&mut cluster));
+    delete_service(&mut cluster, "web");
+    assert!(changed_by(&mut cluster));
+    assert!(!changed_by(&mut cluster));
+}
+
+#[test]
 fn a_service_that_loses_its_health_check_has_none() {
     let mut cluster = Cluster::default();
     apply_service(&mut cluster, with_health_check("web", &["10.96.0.1"]));
