@@ -169,6 +169,7 @@ fn configuration(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions
 fn metrics() -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    // Version 1.0 has no chunks, which could cut a line in two.
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;

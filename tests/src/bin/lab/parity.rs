@@ -185,18 +185,15 @@ fn report(args: &Args, judged: &[Judged], checked: &[Checked]) -> Result<bool> {
     }
     let mut sum = Sum::of(judged);
     println!("\n{}", report::render(judged));
-    if !checked.is_empty() {
-        let agree = checked.iter().filter(|checked| checked.agrees()).count();
-        println!("health checks: {agree} of {} agree", checked.len());
+    let (same, different): (Vec<_>, Vec<_>) = checked.iter().partition(|checked| checked.agrees());
+    sum.probes += checked.len();
+    sum.agree += same.len();
+    sum.undeclared += different.len();
+    for checked in &different {
+        println!("{checked}");
     }
-    for checked in checked {
-        sum.probes += 1;
-        if checked.agrees() {
-            sum.agree += 1;
-        } else {
-            sum.undeclared += 1;
-            println!("{checked}");
-        }
+    if !checked.is_empty() {
+        println!("health checks: {} of {} agree", same.len(), checked.len());
     }
     if args.filter.is_none() && sum.probes < FEWEST {
         println!("fewer than {FEWEST} probes");
