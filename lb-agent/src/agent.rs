@@ -291,12 +291,7 @@ impl<P: Plane> Agent<P> {
             } else {
                 tracing::debug!(service = %name, "keeps its former state: {error}");
             }
-            // A plane does not learn another protocol by being asked again.
-            if matches!(error, PlaneError::Protocol(_)) {
-                self.failed_services.forget(&name);
-            } else {
-                self.failed_services.failed(name, now);
-            }
+            self.failed_services.failed(name, now);
         }
         if count > NAMED_FAILURES {
             tracing::warn!("{} more keep their former state", count - NAMED_FAILURES);

@@ -66,9 +66,6 @@ pub enum PlaneError {
         /// The flag that sets its size.
         flag: &'static str,
     },
-    /// The protocol is not served by this plane.
-    #[error("protocol {0} is not served yet")]
-    Protocol(crate::desired::Protocol),
     /// A system call failed.
     #[error("{what}: {source}")]
     Kernel {

@@ -7,7 +7,7 @@ use crate::layout::map_type;
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AddressValue {
-    /// `NODE_PORTS`, `HOST_NODE_PORTS`, `CLUSTER_IP`, `FOREIGN`.
+    /// `NODE_PORTS`, `HOST_NODE_PORTS`, `CLUSTER_IP`, `FOREIGN`, `EXTERNAL`.
     pub flags: u32,
 }
 
@@ -22,3 +22,6 @@ pub const HOST_NODE_PORTS: u32 = 1 << 1;
 pub const CLUSTER_IP: u32 = 1 << 2;
 /// A ClusterIP that another proxy serves: packets pass to it untouched.
 pub const FOREIGN: u32 = 1 << 3;
+/// The address of a load balancer or an externalIP: some of its ports are a frontend, others are whose they
+/// were.
+pub const EXTERNAL: u32 = 1 << 4;

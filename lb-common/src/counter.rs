@@ -19,8 +19,8 @@ pub enum Counter {
     DroppedFlowTable = 5,
     /// Dropped: the packet could not be rewritten.
     DroppedRewrite = 6,
-    /// Passed: TCP to a service that neither belongs to a flow nor opens one.
-    PassedTcpWithoutFlow = 7,
+    /// Passed: TCP or SCTP to a service that neither belongs to a flow nor opens one.
+    PassedWithoutFlow = 7,
     /// Dropped: an ICMP answer could not be made.
     DroppedRejectFailed = 8,
     /// Dropped: every backend that was drawn had gone a moment ago.
@@ -29,11 +29,17 @@ pub enum Counter {
     DroppedSourceRange = 10,
     /// Dropped: an address for Services that is nobody's.
     DroppedUnallocated = 11,
+    /// Dropped: a fragment of a datagram that cannot be translated as a whole.
+    DroppedFragment = 12,
+    /// Dropped: the source is an address of this node or of a Service, which no client from a link has.
+    DroppedSpoofedSource = 13,
+    /// Not shown to `lb-agent monitor`: there were too many at once, or nobody read them.
+    EventsLost = 14,
 }
 
 impl Counter {
     /// How many rows the map has.
-    pub const COUNT: u32 = 12;
+    pub const COUNT: u32 = 15;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -44,11 +50,14 @@ impl Counter {
         Self::DroppedFlowCollision,
         Self::DroppedFlowTable,
         Self::DroppedRewrite,
-        Self::PassedTcpWithoutFlow,
+        Self::PassedWithoutFlow,
         Self::DroppedRejectFailed,
         Self::DroppedNoBackend,
         Self::DroppedSourceRange,
         Self::DroppedUnallocated,
+        Self::DroppedFragment,
+        Self::DroppedSpoofedSource,
+        Self::EventsLost,
     ];
 
     /// Its name, for the metrics to come.
@@ -61,11 +70,14 @@ impl Counter {
             Self::DroppedFlowCollision => "dropped_flow_collision",
             Self::DroppedFlowTable => "dropped_flow_table",
             Self::DroppedRewrite => "dropped_rewrite",
-            Self::PassedTcpWithoutFlow => "passed_tcp_without_flow",
+            Self::PassedWithoutFlow => "passed_without_flow",
             Self::DroppedRejectFailed => "dropped_reject_failed",
             Self::DroppedNoBackend => "dropped_no_backend",
             Self::DroppedSourceRange => "dropped_source_range",
             Self::DroppedUnallocated => "dropped_unallocated",
+            Self::DroppedFragment => "dropped_fragment",
+            Self::DroppedSpoofedSource => "dropped_spoofed_source",
+            Self::EventsLost => "events_lost",
         }
     }
 }

@@ -74,7 +74,7 @@ pub struct FlowValue {
     pub generation: u32,
     /// Number of the service port.
     pub service: u32,
-    /// `MASQUERADE`, `CLOSING`.
+    /// `MASQUERADE`, `CLOSING`, `GUARD`.
     pub flags: u8,
     /// Zero.
     pub pad: [u8; 7],
@@ -104,3 +104,7 @@ impl FlowValue {
 pub const MASQUERADE: u8 = 1 << 0;
 /// TCP: a FIN or RST was seen, so a SYN starts a new flow.
 pub const CLOSING: u8 = 1 << 1;
+/// A forward row that keeps a packet from being taken for the first of a flow: a process of the node, or a pod that
+/// the node masquerades, has sent to that client from a port that is a NodePort too, and this is the answer. It
+/// has no other row, and says nothing else.
+pub const GUARD: u8 = 1 << 2;

@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";
@@ -21,6 +21,17 @@ pub const ADDRESSES: &str = "ADDRESSES";
 pub const SOURCE_RANGES: &str = "SOURCE_RANGES";
 /// LPM trie: [`PrefixKey`](crate::PrefixKey) → `u32`, the networks of pods and of services.
 pub const CIDRS: &str = "CIDRS";
+/// LRU hash: [`FragmentKey`](crate::FragmentKey) → [`FragmentValue`](crate::FragmentValue).
+pub const FRAGMENTS: &str = "FRAGMENTS";
+/// Array: a ring of [`HeldFragment`](crate::HeldFragment).
+pub const HELD_FRAGMENTS: &str = "HELD_FRAGMENTS";
+/// Per-CPU array of one row: what a program writes before it goes into `FRAGMENTS`, and where this CPU is in the
+/// ring ([`Scratch`](crate::fragment::Scratch)).
+pub const SCRATCH: &str = "SCRATCH";
+/// Ring buffer of [`Event`](crate::Event).
+pub const EVENTS: &str = "EVENTS";
+/// Per-CPU array of one row: [`EventBudget`](crate::event::EventBudget).
+pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 /// Per-CPU array: [`Counter`](crate::Counter) → `u64`.
 pub const COUNTERS: &str = "COUNTERS";
 
@@ -41,5 +52,11 @@ pub const DEFAULT_AFFINITY: u32 = 131_072;
 pub const DEFAULT_ADDRESSES: u32 = DEFAULT_SERVICES;
 /// Default number of rows of `SOURCE_RANGES`.
 pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
+/// Number of rows of `FRAGMENTS`: datagrams in pieces that are under way at one time.
+pub const FRAGMENTS_MAX: u32 = 8_192;
+/// Number of places in `HELD_FRAGMENTS`, a power of two; 2 KiB each.
+pub const HELD_FRAGMENTS_MAX: u32 = 1_024;
+/// Bytes of `EVENTS`, a power of two: 4,000 events.
+pub const EVENTS_SIZE: u32 = 256 * 1024;
 /// Number of rows of `CIDRS`.
 pub const CIDRS_MAX: u32 = 1_024;

@@ -8,6 +8,8 @@ use crate::layout::map_type;
 pub const TCP: u8 = 6;
 /// IANA protocol number of UDP.
 pub const UDP: u8 = 17;
+/// IANA protocol number of SCTP.
+pub const SCTP: u8 = 132;
 
 /// An IPv4 or IPv6 address, in network byte order. IPv4 is held IPv4-mapped (`::ffff:a.b.c.d`,
 /// RFC 4291 2.5.5.2), so that both families share every map and an IPv6 socket that connects to

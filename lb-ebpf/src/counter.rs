@@ -1,13 +1,11 @@
 //! Counting.
 
-use lb_common::Counter;
-
 use crate::maps::COUNTERS;
 
-/// One more.
+/// One more; `counter` is the number of a [`Counter`](lb_common::Counter).
 #[inline(always)]
-pub(crate) fn count(counter: Counter) {
-    if let Some(value) = COUNTERS.get_ptr_mut(counter as u32) {
+pub(crate) fn count(counter: u32) {
+    if let Some(value) = COUNTERS.get_ptr_mut(counter) {
         // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
         unsafe { *value += 1 };
     }

@@ -26,11 +26,13 @@ pub(crate) trait Family {
     /// Whether an ICMP message of this type is an error, which quotes the packet that it is about.
     fn is_error(kind: u8) -> bool;
 
-    /// Reads the IP header at `offset`. `None` for what we leave alone: fragments, since a fragment
-    /// without ports cannot be translated and half a datagram must not be; IPv6 packets with
-    /// IPv4-mapped addresses, which have no business on a wire and would be taken for
-    /// IPv4 here.
+    /// Reads the IP header at `offset`. `None` for what we leave alone: IPv6 packets with
+    /// IPv4-mapped addresses, which have no business on a wire and would be taken for IPv4 here.
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network>;
+
+    /// Bytes from the start of the IP header at `offset` to the end of the packet, as that header has it:
+    /// behind a short packet a link may have put padding.
+    fn length(skb: &SkBuff, offset: usize) -> Option<usize>;
 
     /// Writes an address at `field` of the IP header and corrects the checksums that cover it;
     /// `flags` are those of `bpf_l4_csum_replace`.
@@ -41,6 +43,15 @@ pub(crate) trait Family {
         old: &Address,
         new: &Address,
         flags: u64,
+    ) -> Result<(), i64>;
+
+    /// The same where no checksum but that of the IP header covers it: in all fragments but the first.
+    fn replace_bare_address(
+        skb: &SkBuff,
+        network: usize,
+        field: usize,
+        old: &Address,
+        new: &Address,
     ) -> Result<(), i64>;
 
     /// The same for an address of a packet with ICMP, whose checksum stands at `checksum`.
@@ -116,8 +127,35 @@ fn is_options(next_header: u8) -> bool {
     matches!(next_header, 0 | 60)
 }
 
-/// More fragments, or an offset: any fragment has one of them.
-const FRAGMENT: u16 = 0x3fff_u16.to_be();
+/// IPv4: more fragments, or an offset: any fragment has one of them.
+const FRAGMENT_V4: u16 = 0x3fff_u16.to_be();
+/// IPv4: an offset.
+const OFFSET_V4: u16 = 0x1fff_u16.to_be();
+/// IPv6: the same two. A fragment header without any of them is on a whole packet (RFC 6946).
+const FRAGMENT_V6: u16 = 0xfff9_u16.to_be();
+const OFFSET_V6: u16 = 0xfff8_u16.to_be();
+/// The extension header of fragments.
+const FRAGMENT_HEADER: u8 = 44;
+
+/// RFC 8200 4.5.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FragmentHeader {
+    next_header: u8,
+    reserved: u8,
+    offset: u16,
+    identification: u32,
+}
+
+impl FragmentHeader {
+    /// That of a packet which is none.
+    const NONE: Self = Self {
+        next_header: 0,
+        reserved: 0,
+        offset: 0,
+        identification: 0,
+    };
+}
 /// Where the checksum stands in an IPv4 header.
 const IPV4_CHECKSUM: usize = 10;
 /// `BPF_F_IPV6`, newer than the bindings: an IPv6 address has no header checksum that would cancel
@@ -140,7 +178,7 @@ impl Family for V4 {
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
         let header: Ipv4Header = skb.load(offset).ok()?;
         let length = (header.version_length & 0x0f) as usize * 4;
-        if length < size_of::<Ipv4Header>() || header.fragment & FRAGMENT != 0 {
+        if length < size_of::<Ipv4Header>() {
             return None;
         }
         Some(Network {
@@ -148,7 +186,16 @@ impl Family for V4 {
             destination: Address::from_v4(header.destination),
             protocol: header.protocol,
             transport: offset + length,
+            identification: header.identification.into(),
+            fragment: header.fragment & FRAGMENT_V4,
+            offset: header.fragment & OFFSET_V4,
         })
+    }
+
+    #[inline(always)]
+    fn length(skb: &SkBuff, offset: usize) -> Option<usize> {
+        let length: u16 = skb.load(offset + 2).ok()?;
+        Some(u16::from_be(length).into())
     }
 
     #[inline(always)]
@@ -160,15 +207,25 @@ impl Family for V4 {
         new: &Address,
         flags: u64,
     ) -> Result<(), i64> {
-        let (old, new) = (old.v4(), new.v4());
-        skb.l3_csum_replace(packet.network + IPV4_CHECKSUM, old.into(), new.into(), 4)?;
         skb.l4_csum_replace(
             packet.checksum(),
-            old.into(),
-            new.into(),
+            old.v4().into(),
+            new.v4().into(),
             u64::from(BPF_F_PSEUDO_HDR) | flags | 4,
         )?;
-        skb.store(packet.network + field, &new, 0)
+        Self::replace_bare_address(skb, packet.network, field, old, new)
+    }
+
+    #[inline(always)]
+    fn replace_bare_address(
+        skb: &SkBuff,
+        network: usize,
+        field: usize,
+        old: &Address,
+        new: &Address,
+    ) -> Result<(), i64> {
+        skb.l3_csum_replace(network + IPV4_CHECKSUM, old.v4().into(), new.v4().into(), 4)?;
+        Self::store_address(skb, network + field, new)
     }
 
     /// ICMP sums no address.
@@ -181,8 +238,7 @@ impl Family for V4 {
         old: &Address,
         new: &Address,
     ) -> Result<(), i64> {
-        skb.l3_csum_replace(network + IPV4_CHECKSUM, old.v4().into(), new.v4().into(), 4)?;
-        Self::store_address(skb, network + field, new)
+        Self::replace_bare_address(skb, network, field, old, new)
     }
 
     #[inline(always)]
@@ -232,12 +288,27 @@ impl Family for V6 {
             // RFC 8200 4.2: in units of eight bytes, not counting the first.
             transport += (usize::from(length) + 1) * 8;
         }
+        let mut fragment = FragmentHeader::NONE;
+        if protocol == FRAGMENT_HEADER {
+            fragment = skb.load(transport).ok()?;
+            protocol = fragment.next_header;
+            transport += size_of::<FragmentHeader>();
+        }
         Some(Network {
             source,
             destination,
             protocol,
             transport,
+            identification: fragment.identification,
+            fragment: fragment.offset & FRAGMENT_V6,
+            offset: fragment.offset & OFFSET_V6,
         })
+    }
+
+    #[inline(always)]
+    fn length(skb: &SkBuff, offset: usize) -> Option<usize> {
+        let length: u16 = skb.load(offset + 4).ok()?;
+        Some(size_of::<Ipv6Header>() + usize::from(u16::from_be(length)))
     }
 
     #[inline(always)]
@@ -250,6 +321,11 @@ impl Family for V6 {
         flags: u64,
     ) -> Result<(), i64> {
         replace_address_v6(skb, packet.checksum(), packet.network + field, old, new, flags)
+    }
+
+    #[inline(always)]
+    fn replace_bare_address(skb: &SkBuff, network: usize, field: usize, _: &Address, new: &Address) -> Result<(), i64> {
+        Self::store_address(skb, network + field, new)
     }
 
     #[inline(always)]

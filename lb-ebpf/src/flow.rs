@@ -9,8 +9,7 @@ use lb_common::{
     address::NODE_PORTS,
     backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
-    flow::{CLOSING, FORWARD, MASQUERADE, REVERSE},
-    net::TCP,
+    flow::{CLOSING, FORWARD, GUARD, MASQUERADE, REVERSE},
     service::MASQUERADE_ALL,
 };
 
@@ -51,14 +50,14 @@ pub(crate) fn now() -> u64 {
 /// its backend is not serving any more.
 #[inline(always)]
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    if packet.key.protocol == TCP && !packet.opens_tcp() {
+    if packet.continues() {
         return true;
     }
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
         return false;
     }
     // A datagram on a fresh row is the ordinary case, and not worth a second look.
-    if packet.key.protocol != TCP && !expired(row, now) {
+    if !packet.is_connected() && !expired(row, now) {
         return true;
     }
     // SAFETY: one field is read, right here.
@@ -67,7 +66,7 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
 
 /// Whether a row has been silent for too long. Another CPU may have used it after `now` was read.
 #[inline(always)]
-fn expired(row: &FlowValue, now: u64) -> bool {
+pub(crate) fn expired(row: &FlowValue, now: u64) -> bool {
     now.saturating_sub(row.last_seen) > config::udp_timeout()
 }
 
@@ -166,9 +165,41 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
 /// after both directions have been silent for too long: the ports may be another flow's by then.
 #[inline(always)]
 pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    packet.key.protocol == TCP || !expired(row, now) || {
+    packet.is_connected() || !expired(row, now) || {
         // SAFETY: one field is read, right here.
         unsafe { FLOWS.get(&asks(packet, row)) }.is_some_and(|forward| !expired(forward, now))
+    }
+}
+
+/// A datagram of no flow goes out. If its source port is a NodePort, what answers it must not be taken for a
+/// client of that: see [`GUARD`].
+#[inline(always)]
+pub(crate) fn guard(packet: &Packet, now: u64) {
+    let key = &packet.key;
+    if packet.is_connected() || !service::is_node_port(&key.source, key.source_port, key.protocol) {
+        return;
+    }
+    let answer = FlowKey::new(
+        FORWARD,
+        key.protocol,
+        (key.destination, key.destination_port),
+        (key.source, key.source_port),
+    );
+    let guard = FlowValue {
+        last_seen: now,
+        flags: GUARD,
+        ..FlowValue::EMPTY
+    };
+    if FLOWS.insert(&answer, &guard, BPF_NOEXIST.into()).is_ok() {
+        return;
+    }
+    if let Some(row) = FLOWS.get_ptr_mut(&answer) {
+        // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it.
+        let row = unsafe { &mut *row };
+        // A client's flow, whose answer this is on its second link, stays one.
+        if row.flags & GUARD != 0 {
+            row.last_seen = now;
+        }
     }
 }
 
@@ -227,7 +258,7 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let closing = held.flags & CLOSING != 0;
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.
-    let over = closing | (silent & gone) | ((packet.key.protocol != TCP) & (silent | gone));
+    let over = closing | (silent & gone) | (!packet.is_connected() & (silent | gone));
     (same_frontend | over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
 }
 

@@ -4,204 +4,291 @@ use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
     Counter, FlowValue, Verdict,
     address::NODE_PORTS,
-    flow::{CLOSING, FORWARD, MASQUERADE},
+    flow::{CLOSING, FORWARD, GUARD, MASQUERADE},
+    fragment as fate,
+    net::SCTP,
 };
 
 use crate::{
     client::{self, Client, Link},
     config,
     counter::count,
+    event,
     family::{Family, V4, V6},
     flow::{self, Failure},
+    fragment::{self, First},
     icmp,
     maps::FLOWS,
+    opaque::opaque,
     packet::Packet,
     reject,
     rewrite::{self, End},
+    sctp,
     service::{self, NoService},
     trace,
-    verdict::{DROP, PASS},
+    verdict::{PASS, because, step},
+    vlan,
 };
 
 /// `skb->protocol`, in network byte order.
 pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
-/// What becomes of a packet.
-enum Decision {
-    /// It goes where the row says.
-    Send,
-    /// Port unreachable.
-    Refuse,
-    /// Nothing is answered.
-    Drop,
-    /// It is not ours.
-    Pass,
-}
-
-/// What [`translate`] says of a packet that is neither TCP nor UDP; no verdict.
-const OTHER: i32 = i32::MIN;
-
 /// A packet from a link.
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
-    let verdict = match link {
-        Link::Pod => translate::<LINK_HEADER, true>(skb.skb),
-        Link::Outside => translate::<LINK_HEADER, false>(skb.skb),
+    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
+        return PASS;
     };
-    if verdict == OTHER {
-        icmp_error::<LINK_HEADER>(skb.skb)
+    let verdict = match link {
+        Link::Pod => translate::<true>(skb.skb, network, protocol),
+        Link::Outside => translate::<false>(skb.skb, network, protocol),
+    };
+    let verdict = match verdict {
+        step::OTHER => other(skb.skb, network, protocol),
+        step::RELEASE => release(skb.skb, network, protocol),
+        step::SEND_SCTP => send_sctp(skb.skb, network, protocol),
+        step::REFUSE => refuse::<LINK_HEADER>(skb.skb, network, protocol),
+        verdict => verdict,
+    };
+    if verdict < step::DROPPED + Counter::COUNT as i32 {
+        event::dropped(skb.skb, network, protocol, FORWARD, verdict)
     } else {
         verdict
     }
 }
 
-/// A function of its own in the kernel's eyes, as is [`translate`]: what one has on the stack is gone when
-/// the other begins.
 #[inline(never)]
-fn icmp_error<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
+fn other(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
     let skb = &SkBuff { skb };
-    match skb.protocol() {
-        IPV4 => icmp::to_backend::<V4>(skb, LINK_HEADER),
-        IPV6 => icmp::to_backend::<V6>(skb, LINK_HEADER),
+    match protocol {
+        IPV4 => without_ports::<V4>(skb, network),
+        IPV6 => without_ports::<V6>(skb, network),
         _ => PASS,
     }
 }
 
+#[inline(always)]
+fn without_ports<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    match F::parse(skb, network) {
+        Some(header) if header.offset != 0 => fragment::to_backend::<F>(skb, network, &header),
+        Some(header) => icmp::to_backend::<F>(skb, network, &header),
+        None => PASS,
+    }
+}
+
 #[inline(never)]
-fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) -> i32 {
+fn release(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+    let skb = &SkBuff { skb };
+    match protocol {
+        IPV4 => fragment::release::<V4>(skb, network),
+        _ => fragment::release::<V6>(skb, network),
+    }
+}
+
+#[inline(never)]
+fn send_sctp(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+    let skb = &SkBuff { skb };
+    match protocol {
+        IPV4 => send_again::<V4>(skb, network),
+        _ => send_again::<V6>(skb, network),
+    }
+}
+
+/// What [`send`] does for the others, with what [`translate`] has just read and found.
+#[inline(always)]
+fn send_again<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    let mut packet = Packet::new(network, FORWARD);
+    let row = match packet.read::<F>(skb) {
+        // SAFETY: the row is read field by field; whatever becomes of it, it stays readable meanwhile.
+        Some(()) => unsafe { FLOWS.get(&packet.key) },
+        None => None,
+    };
+    let Some(row) = row else {
+        return because(Counter::DroppedFlowTable);
+    };
+    let rewritten = sctp::destination::<F>(skb, &packet, &backend(row), row.client_port);
+    sent(skb, rewritten, row)
+}
+
+/// A client that is to be told that nobody is there.
+#[inline(never)]
+fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+    let skb = &SkBuff { skb };
+    let mut packet = Packet::new(network, FORWARD);
+    match protocol {
+        IPV4 => reject::answer::<V4, LINK_HEADER>(skb, &mut packet),
+        _ => reject::answer::<V6, LINK_HEADER>(skb, &mut packet),
+    }
+}
+
+#[inline(never)]
+fn translate<const IS_POD: bool>(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
     let skb = &SkBuff { skb };
     let link = if IS_POD { Link::Pod } else { Link::Outside };
-    let protocol = skb.protocol();
-    let mut packet = Packet::new(LINK_HEADER, FORWARD);
+    let family = opaque(skb, protocol as usize) as u32;
+    let mut packet = Packet::new(network, FORWARD);
     let read = match protocol {
         IPV4 => packet.read::<V4>(skb),
         IPV6 => packet.read::<V6>(skb),
         _ => None,
     };
     if read.is_none() {
-        return OTHER;
+        return step::OTHER;
     }
     // One decision for both families, and filled in place: the verifier follows it once, and it stands
     // on the stack once.
     let mut row = FlowValue::EMPTY;
     let decision = decide(skb, &packet, link, &mut row);
-    match (decision, protocol) {
-        (Decision::Send, IPV4) => send::<V4>(skb, &packet, &row),
-        (Decision::Send, _) => send::<V6>(skb, &packet, &row),
-        (Decision::Refuse, IPV4) => reject::answer::<V4>(skb, &packet),
-        (Decision::Refuse, _) => reject::answer::<V6>(skb, &packet),
-        (Decision::Drop, _) => DROP,
-        (Decision::Pass, _) => PASS,
+    if packet.is_first_fragment() {
+        let becomes = match decision {
+            SEND => fate::SEND,
+            PASS => fate::PASS,
+            _ => fate::DROP,
+        };
+        match fragment::first(&packet, becomes, &row.address, row.flags & MASQUERADE != 0) {
+            First::GoesOn => (),
+            First::Releases => return step::RELEASE,
+            First::IsLost => return because(Counter::DroppedFragment),
+        }
+    }
+    match (decision, family) {
+        (SEND, _) if packet.key.protocol == SCTP => step::SEND_SCTP,
+        (SEND, IPV4) => send::<V4>(skb, &packet, &row),
+        (SEND, _) => send::<V6>(skb, &packet, &row),
+        (other, _) => other,
     }
 }
 
+/// What [`decide`] says of a packet that goes where its row says; any other decision is a verdict or a step.
+const SEND: i32 = 0;
+
 #[inline(always)]
-fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> Decision {
+fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> i32 {
     let now = flow::now();
-    if known(packet, now, row) {
-        return Decision::Send;
+    match known(packet, now, row) {
+        Known::Goes => SEND,
+        Known::IsAnswer => PASS,
+        Known::Not => begin(skb, packet, link, now, row),
     }
-    begin(skb, packet, link, now, row)
 }
 
-/// Whether the packet is of a flow that goes on, and the row of it.
+/// What the flow table says of a packet.
+enum Known {
+    /// It is of a flow that goes on.
+    Goes,
+    /// It answers what was sent from here, and begins no flow.
+    IsAnswer,
+    /// Nothing.
+    Not,
+}
+
+/// Looks for the flow of a packet, and copies its row.
 #[inline(always)]
-fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> bool {
+fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> Known {
     let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
-        return false;
+        return Known::Not;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
+    if row.flags & GUARD != 0 {
+        return if flow::expired(row, now) {
+            Known::Not
+        } else {
+            Known::IsAnswer
+        };
+    }
     if !flow::holds(row, packet, now) {
-        return false;
+        return Known::Not;
     }
     row.last_seen = now;
-    if packet.closes_tcp() {
+    if packet.closes() {
         row.flags |= CLOSING;
         flow::close(&flow::answers(packet, row));
     }
     *copy = *row;
-    true
+    Known::Goes
 }
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> Decision {
+fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> i32 {
     let key = &packet.key;
     let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
         Ok(service) => service,
         Err(flags) => return without_service(packet, flags, now),
     };
-    if packet.continues_tcp() {
+    if packet.continues() {
         // Not ours: the kernel may know the connection from the proxy before us.
-        count(Counter::PassedTcpWithoutFlow);
-        return Decision::Pass;
+        count(Counter::PassedWithoutFlow as u32);
+        return PASS;
+    }
+    if service::is_nobodys_client(&key.source) {
+        return because(Counter::DroppedSpoofedSource);
     }
     if !client::may_dial(&service, &key.source) {
-        count(Counter::DroppedSourceRange);
-        return Decision::Drop;
+        return because(Counter::DroppedSourceRange);
     }
     let client = Client::new(link, &key.source);
     let range = client.range(&service);
     if range.count == 0 {
         trace::refused(skb, packet);
         return match range.verdict() {
-            Verdict::Reject => Decision::Refuse,
-            Verdict::Drop => {
-                count(Counter::DroppedNoLocalEndpoint);
-                Decision::Drop
-            }
+            Verdict::Reject => step::REFUSE,
+            Verdict::Drop => because(Counter::DroppedNoLocalEndpoint),
         };
     }
     match flow::begin(packet, &service, client, now, row) {
         Ok(()) => {
-            count(Counter::FlowNew);
+            count(Counter::FlowNew as u32);
             trace::flow_began(skb, packet, row);
-            Decision::Send
+            SEND
         }
-        Err(failure) => {
-            count(match failure {
-                Failure::NoBackend => Counter::DroppedNoBackend,
-                Failure::Collision => Counter::DroppedFlowCollision,
-                Failure::Table => Counter::DroppedFlowTable,
-            });
-            Decision::Drop
-        }
+        Err(failure) => because(match failure {
+            Failure::NoBackend => Counter::DroppedNoBackend,
+            Failure::Collision => Counter::DroppedFlowCollision,
+            Failure::Table => Counter::DroppedFlowTable,
+        }),
     }
 }
 
 #[inline(always)]
-fn without_service(packet: &Packet, flags: u32, now: u64) -> Decision {
-    if packet.continues_tcp() {
-        return Decision::Pass;
+fn without_service(packet: &Packet, flags: u32, now: u64) -> i32 {
+    if packet.continues() {
+        return PASS;
     }
     match NoService::at(&packet.key.destination, flags) {
-        NoService::Refuse => Decision::Refuse,
-        NoService::Drop => {
-            count(Counter::DroppedUnallocated);
-            Decision::Drop
-        }
+        NoService::Refuse => step::REFUSE,
+        NoService::Drop => because(Counter::DroppedUnallocated),
         NoService::Pass => {
-            if packet.opens_tcp() {
+            if packet.opens() {
                 flow::forget(packet, now);
             }
-            Decision::Pass
+            PASS
         }
     }
 }
 
 #[inline(always)]
 fn send<F: Family>(skb: &SkBuff, packet: &Packet, row: &FlowValue) -> i32 {
-    let backend = End {
+    let rewritten = rewrite::destination::<F>(skb, packet, &backend(row), row.client_port);
+    sent(skb, rewritten, row)
+}
+
+#[inline(always)]
+fn backend(row: &FlowValue) -> End {
+    End {
         address: row.address,
         port: row.port,
-    };
-    if rewrite::destination::<F>(skb, packet, &backend, row.client_port).is_err() {
+    }
+}
+
+#[inline(always)]
+fn sent(skb: &SkBuff, rewritten: Result<(), i64>, row: &FlowValue) -> i32 {
+    if rewritten.is_err() {
         // Never half translated.
-        count(Counter::DroppedRewrite);
-        return DROP;
+        return because(Counter::DroppedRewrite);
     }
     if row.flags & MASQUERADE != 0 {
         // SAFETY: the context belongs to this run of the program.

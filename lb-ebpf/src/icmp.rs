@@ -10,15 +10,15 @@ use aya_ebpf::{helpers::bpf_csum_diff, programs::sk_buff::SkBuff};
 use lb_common::{
     Address, Counter, FlowKey, FlowValue, Port,
     flow::{FORWARD, MASQUERADE, REVERSE},
-    net::{TCP, UDP},
+    net::{SCTP, TCP, UDP},
 };
 
 use crate::{
     config,
-    counter::count,
     family::Family,
     maps::FLOWS,
-    verdict::{DROP, PASS},
+    packet::Network,
+    verdict::{PASS, because},
 };
 
 /// Bytes of an ICMP header, and where its checksum stands; ICMPv6 has the same.
@@ -36,16 +36,16 @@ struct Quotation {
     icmp: usize,
     /// Where the quoted IP header starts.
     quoted_network: usize,
-    /// Where the quoted TCP or UDP header starts.
+    /// Where the quoted TCP, UDP or SCTP header starts.
     quoted_transport: usize,
     /// Addresses, ports and protocol of the quoted packet.
     quoted: FlowKey,
 }
 
-/// A packet from a link that is neither TCP nor UDP.
+/// A packet from a link that has no ports.
 #[inline(always)]
-pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
-    let Some(quotation) = read::<F>(skb, network) else {
+pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize, header: &Network) -> i32 {
+    let Some(quotation) = read::<F>(skb, network, header) else {
         return PASS;
     };
     let quoted = &quotation.quoted;
@@ -60,8 +60,7 @@ pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     let done = requote::<F>(skb, &quotation, F::SOURCE, &quoted.source, &row.address, ports)
         .and_then(|()| readdress::<F>(skb, &quotation, F::DESTINATION, &quoted.source, &row.address));
     if done.is_err() {
-        count(Counter::DroppedRewrite);
-        return DROP;
+        return because(Counter::DroppedRewrite);
     }
     if row.flags & MASQUERADE != 0 {
         // SAFETY: the context belongs to this run of the program.
@@ -70,10 +69,10 @@ pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     PASS
 }
 
-/// A packet to a link that is neither TCP nor UDP.
+/// A packet to a link that has none.
 #[inline(always)]
-pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize) -> i32 {
-    let Some(quotation) = read::<F>(skb, network) else {
+pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize, header: &Network) -> i32 {
+    let Some(quotation) = read::<F>(skb, network, header) else {
         return PASS;
     };
     let quoted = &quotation.quoted;
@@ -94,23 +93,21 @@ pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         done = done.and_then(|()| readdress::<F>(skb, &quotation, F::SOURCE, &quoted.destination, &row.address));
     }
     if done.is_err() {
-        count(Counter::DroppedRewrite);
-        return DROP;
+        return because(Counter::DroppedRewrite);
     }
     PASS
 }
 
 /// Reads an error. `None` for anything else, and for one that quotes nothing that we translate.
 #[inline(always)]
-fn read<F: Family>(skb: &SkBuff, network: usize) -> Option<Quotation> {
-    let error = F::parse(skb, network)?;
+fn read<F: Family>(skb: &SkBuff, network: usize, error: &Network) -> Option<Quotation> {
     let icmp = error.transport;
-    if error.protocol != F::ICMP || !F::is_error(skb.load(icmp).ok()?) {
+    if error.protocol != F::ICMP || error.fragment != 0 || !F::is_error(skb.load(icmp).ok()?) {
         return None;
     }
     let quoted_network = icmp + HEADER;
     let quoted = F::parse(skb, quoted_network)?;
-    if quoted.protocol != TCP && quoted.protocol != UDP {
+    if !matches!(quoted.protocol, TCP | UDP | SCTP) || quoted.offset != 0 {
         return None;
     }
     let ports: [Port; 2] = skb.load(quoted.transport).ok()?;
@@ -185,6 +182,11 @@ fn requote<F: Family>(
         skb.store(quotation.quoted_transport + 2 * index, &new, 0)?;
     }
 
+    if quotation.quoted.protocol == SCTP {
+        // Nobody can check a sum over a packet that is not there: the tag behind the ports is what
+        // tells whether an error is to be believed (RFC 9260 10).
+        return Ok(());
+    }
     let is_udp = quotation.quoted.protocol == UDP;
     let at = quotation.quoted_transport + if is_udp { 6 } else { 16 };
     match skb.load::<u16>(at) {

@@ -15,19 +15,24 @@ mod affinity;
 mod client;
 mod config;
 mod counter;
+mod event;
 mod family;
 mod flow;
 mod forward;
+mod fragment;
 mod icmp;
 mod maps;
+mod opaque;
 mod packet;
 mod reject;
 mod reverse;
 mod rewrite;
+mod sctp;
 mod service;
 mod socket;
 mod trace;
 mod verdict;
+mod vlan;
 
 use aya_ebpf::{
     macros::{cgroup_sock_addr, classifier},
@@ -67,13 +72,13 @@ fn from_outside_l3(ctx: TcContext) -> i32 {
 /// Packets that go out to a link, whichever.
 #[classifier]
 fn to_link(ctx: TcContext) -> i32 {
-    reverse::packet(&ctx.skb, ETHERNET)
+    reverse::packet::<ETHERNET>(&ctx.skb)
 }
 
 /// The same, where packets have no link header.
 #[classifier]
 fn to_link_l3(ctx: TcContext) -> i32 {
-    reverse::packet(&ctx.skb, NONE)
+    reverse::packet::<NONE>(&ctx.skb)
 }
 
 #[cgroup_sock_addr(connect4)]

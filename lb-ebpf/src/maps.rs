@@ -3,15 +3,17 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
     macros::btf_map,
 };
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, FlowKey, FlowValue, Scoped, ServiceKey,
-    ServiceValue, SocketKey, SocketValue,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, FragmentKey,
+    FragmentValue, HeldFragment, Scoped, ServiceKey, ServiceValue, SocketKey, SocketValue,
+    event::EventBudget,
+    fragment::Scratch,
     maps::{
         CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES,
-        DEFAULT_SLOTS, DEFAULT_SOCKETS, DEFAULT_SOURCE_RANGES,
+        DEFAULT_SLOTS, DEFAULT_SOCKETS, DEFAULT_SOURCE_RANGES, EVENTS_SIZE, FRAGMENTS_MAX, HELD_FRAGMENTS_MAX,
     },
 };
 
@@ -47,4 +49,19 @@ pub(crate) static CIDRS: LpmTrie<Scoped, u32, { CIDRS_MAX as usize }> = LpmTrie:
 pub(crate) static ADDRESSES: HashMap<Address, AddressValue, { DEFAULT_ADDRESSES as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
+pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, { FRAGMENTS_MAX as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static HELD_FRAGMENTS: Array<HeldFragment, { HELD_FRAGMENTS_MAX as usize }> = Array::new();
+
+#[btf_map]
+pub(crate) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
+
+#[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();
+
+#[btf_map]
+pub(crate) static EVENTS: RingBuf<Event, { EVENTS_SIZE as usize }> = RingBuf::new();
+
+#[btf_map]
+pub(crate) static EVENT_BUDGET: PerCpuArray<EventBudget, 1> = PerCpuArray::new();

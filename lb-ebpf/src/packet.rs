@@ -7,10 +7,10 @@
 use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{
     Address, FlowKey, Port,
-    net::{TCP, UDP},
+    net::{SCTP, TCP, UDP},
 };
 
-use crate::family::Family;
+use crate::{family::Family, opaque::opaque};
 
 /// How many bytes of link header packets have, which is also where their IP header starts. Each
 /// entry point has its own constant, so that offsets stay constants in the program.
@@ -33,10 +33,15 @@ pub(crate) struct Packet {
     /// Addresses, ports and protocol, in the form that the row about this packet is found by: it is there
     /// once, on a stack of 512 bytes.
     pub(crate) key: FlowKey,
-    tcp_flags: u8,
+    /// What it is to its connection.
+    step: u8,
+    /// Not 0: other fragments follow this packet, see [`fragment`](crate::fragment).
+    fragment: u16,
+    /// What they have in common.
+    pub(crate) identification: u32,
     /// Where the IP header starts.
     pub(crate) network: usize,
-    /// Where the TCP or UDP header starts.
+    /// Where the TCP, UDP or SCTP header starts.
     pub(crate) transport: usize,
 }
 
@@ -47,30 +52,77 @@ pub(crate) struct Network {
     pub(crate) protocol: u8,
     /// Where the next header starts.
     pub(crate) transport: usize,
+    /// What the fragments of one packet have in common.
+    pub(crate) identification: u32,
+    /// Not 0: it is a fragment.
+    pub(crate) fragment: u16,
+    /// Not 0: it is one of those behind the first, without ports.
+    pub(crate) offset: u16,
 }
 
-/// The first 16 bytes of a TCP header.
-#[repr(C)]
+/// Where the bytes stand in a transport header that say what a connection does.
+///
+/// Tables and not branches: with a branch a protocol, and one a chunk of SCTP, the verifier would follow each
+/// through all that comes after. So it sees numbers that it knows nothing of.
 #[derive(Clone, Copy)]
-struct TcpStart {
-    source: Port,
-    destination: Port,
-    sequence: u32,
-    acknowledgment: u32,
-    offset: u8,
-    flags: u8,
-    window: u16,
+#[repr(C)]
+struct Transport {
+    /// 0: the protocol has no ports.
+    has_ports: u8,
+    /// Offset of eight bytes of which the fourth says it. With the eight a header has its checksum too: without,
+    /// it is cut short.
+    at: u8,
+    /// Index in `STEPS`.
+    steps: u8,
 }
 
-/// A UDP header.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct UdpHeader {
-    source: Port,
-    destination: Port,
-    length: u16,
-    checksum: u16,
-}
+/// By IANA protocol number.
+static TRANSPORTS: [Transport; 256] = {
+    let none = Transport {
+        has_ports: 0,
+        at: 0,
+        steps: 0,
+    };
+    let mut transports = [none; 256];
+    transports[UDP as usize] = Transport { has_ports: 1, ..none };
+    transports[TCP as usize] = Transport {
+        has_ports: 1,
+        at: 10,
+        steps: 1,
+    };
+    transports[SCTP as usize] = Transport {
+        has_ports: 1,
+        at: 9,
+        steps: 2,
+    };
+    transports
+};
+
+/// What a packet is to its connection; 0: the protocol knows none.
+const OPENS: u8 = 1 << 0;
+const CONTINUES: u8 = 1 << 1;
+const CLOSES: u8 = 1 << 2;
+
+/// That byte, read: of UDP nothing, of TCP its flags, of SCTP the type of the first chunk (RFC 9260 3.2), where INIT
+/// opens, ABORT and SHUTDOWN COMPLETE close. The fourth row is nobody's: two bits of an index are what the
+/// verifier can be shown.
+static STEPS: [[u8; 256]; 4] = {
+    let mut steps = [[0; 256]; 4];
+    let mut byte = 0;
+    while byte < 256 {
+        let flags = byte as u8;
+        let opens = flags & (SYN | ACK | RST | FIN) == SYN;
+        let closes = if flags & (RST | FIN) != 0 { CLOSES } else { 0 };
+        steps[1][byte] = if opens { OPENS } else { CONTINUES | closes };
+        steps[2][byte] = match byte {
+            1 => OPENS,
+            6 | 14 => CONTINUES | CLOSES,
+            _ => CONTINUES,
+        };
+        byte += 1;
+    }
+    steps
+};
 
 impl Packet {
     /// A packet that goes in `direction`, to be [read](Self::read).
@@ -79,59 +131,78 @@ impl Packet {
         let nowhere = (Address::ANY_V6, Port::NONE);
         Self {
             key: FlowKey::new(direction, 0, nowhere, nowhere),
-            tcp_flags: 0,
+            step: 0,
+            fragment: 0,
+            identification: 0,
             network: link_header,
             transport: 0,
         }
     }
 
     /// Reads a packet of family `F`, in place, since a copy would take its room on the stack too. `None`
-    /// where it is nothing that we translate: another protocol, a fragment, cut short.
+    /// where it is nothing that has ports: another protocol, a fragment behind the first, cut short.
     #[inline(always)]
     pub(crate) fn read<F: Family>(&mut self, skb: &SkBuff) -> Option<()> {
         let network = F::parse(skb, self.network)?;
-        match network.protocol {
-            TCP => {
-                let tcp: TcpStart = skb.load(network.transport).ok()?;
-                self.key.source_port = tcp.source;
-                self.key.destination_port = tcp.destination;
-                self.tcp_flags = tcp.flags;
-            }
-            UDP => {
-                let udp: UdpHeader = skb.load(network.transport).ok()?;
-                self.key.source_port = udp.source;
-                self.key.destination_port = udp.destination;
-            }
-            _ => return None,
+        if network.offset != 0 {
+            return None;
         }
+        let transport = TRANSPORTS[usize::from(network.protocol)];
+        if transport.has_ports == 0 {
+            return None;
+        }
+        let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
+        let [_, _, _, byte, ..]: [u8; 8] = skb.load(network.transport + usize::from(transport.at)).ok()?;
+        self.step = STEPS[usize::from(transport.steps & 3)][usize::from(byte)];
+        self.key.source_port = source;
+        self.key.destination_port = destination;
+        self.fragment = opaque(skb, network.fragment.into()) as u16;
+        self.identification = network.identification;
         self.key.source = network.source;
         self.key.destination = network.destination;
         self.key.protocol = network.protocol;
-        self.transport = network.transport;
+        self.transport = opaque(skb, network.transport);
         Some(())
     }
 
-    /// TCP: the first segment of a connection.
+    /// Whether the protocol has connections, which keep to their backend to the end.
     #[inline(always)]
-    pub(crate) fn opens_tcp(&self) -> bool {
-        self.key.protocol == TCP && self.tcp_flags & (SYN | ACK | RST | FIN) == SYN
+    pub(crate) fn is_connected(&self) -> bool {
+        self.step != 0
     }
 
-    /// TCP: any other segment.
+    /// The first packet of a connection.
     #[inline(always)]
-    pub(crate) fn continues_tcp(&self) -> bool {
-        self.key.protocol == TCP && !self.opens_tcp()
+    pub(crate) fn opens(&self) -> bool {
+        self.step & OPENS != 0
     }
 
-    /// TCP: the connection is coming to its end.
+    /// Any other packet of a connection.
     #[inline(always)]
-    pub(crate) fn closes_tcp(&self) -> bool {
-        self.key.protocol == TCP && self.tcp_flags & (RST | FIN) != 0
+    pub(crate) fn continues(&self) -> bool {
+        self.step & CONTINUES != 0
+    }
+
+    /// The connection is coming to its end.
+    #[inline(always)]
+    pub(crate) fn closes(&self) -> bool {
+        self.step & CLOSES != 0
+    }
+
+    /// The first of several fragments.
+    #[inline(always)]
+    pub(crate) fn is_first_fragment(&self) -> bool {
+        self.fragment != 0
     }
 
     /// Where the checksum of the transport header stands.
     #[inline(always)]
     pub(crate) fn checksum(&self) -> usize {
-        self.transport + if self.key.protocol == TCP { 16 } else { 6 }
+        self.transport
+            + match self.key.protocol {
+                TCP => 16,
+                UDP => 6,
+                _ => 8,
+            }
     }
 }

@@ -11,10 +11,10 @@ use aya_ebpf::{
 use lb_common::{Counter, net::TCP};
 
 use crate::{
-    counter::count,
+    event,
     family::{Family, Ipv4Header, Ipv6Header, V4, V6},
     packet::{Packet, link_header},
-    verdict::DROP,
+    verdict::because,
 };
 
 /// TTL or hop limit of what we send.
@@ -137,25 +137,27 @@ impl Reject for V6 {
     }
 }
 
-/// Turns the packet into its answer and sends it back out of the link.
+/// Turns a packet, yet to be read, into its answer and sends that back out of the link.
 #[inline(always)]
-pub(crate) fn answer<F: Reject>(skb: &SkBuff, packet: &Packet) -> i32 {
+pub(crate) fn answer<F: Reject, const LINK_HEADER: usize>(skb: &SkBuff, packet: &mut Packet) -> i32 {
+    if packet.read::<F>(skb).is_none() {
+        return because(Counter::DroppedRejectFailed);
+    }
     // One call a length, so that each is a constant to the verifier.
     let made = match packet.key.protocol {
-        TCP => turn::<F, QUOTED_TCP>(skb, packet),
-        _ => turn::<F, QUOTED_UDP>(skb, packet),
+        TCP => turn::<F, LINK_HEADER, QUOTED_TCP>(skb, packet),
+        _ => turn::<F, LINK_HEADER, QUOTED_UDP>(skb, packet),
     };
-    let Some(()) = made else {
-        count(Counter::DroppedRejectFailed);
-        return DROP;
-    };
-    count(Counter::Rejected);
+    if made.is_none() {
+        return because(Counter::DroppedRejectFailed);
+    }
+    event::tell(skb, &packet.key, Counter::Rejected as u32);
     // SAFETY: reads the context, which belongs to this run of the program.
     unsafe { bpf_redirect((*skb.skb).ifindex, 0) as i32 }
 }
 
 #[inline(always)]
-fn turn<F: Reject, const QUOTED: usize>(skb: &SkBuff, packet: &Packet) -> Option<()> {
+fn turn<F: Reject, const LINK_HEADER: usize, const QUOTED: usize>(skb: &SkBuff, packet: &Packet) -> Option<()> {
     let length = F::HEADER + QUOTED;
     if packet.transport != packet.network + F::HEADER {
         // Options: the quotation would be longer than the constant that the verifier was shown.
@@ -169,7 +171,7 @@ fn turn<F: Reject, const QUOTED: usize>(skb: &SkBuff, packet: &Packet) -> Option
     skb.adjust_room(size_of::<F::Answer>() as i32, BPF_ADJ_ROOM_MAC, 0)
         .ok()?;
     skb.store(packet.network, &F::answer(packet, quoted, length), 0).ok()?;
-    if packet.network == link_header::NONE {
+    if LINK_HEADER == link_header::NONE {
         return Some(());
     }
     let link: [[u16; 3]; 2] = skb.load(0).ok()?;

@@ -1,53 +1,72 @@
 //! To a client: the backend becomes the frontend again.
 
-use aya_ebpf::programs::sk_buff::SkBuff;
+use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
     Counter,
     flow::{CLOSING, REVERSE},
+    fragment::SEND,
+    net::SCTP,
 };
 
 use crate::{
-    config,
-    counter::count,
+    config, event,
     family::{Family, V4, V6},
     flow,
     forward::{IPV4, IPV6},
-    icmp,
+    fragment, icmp,
     maps::FLOWS,
     packet::Packet,
     rewrite::{self, End},
-    verdict::{DROP, PASS},
+    sctp,
+    verdict::{PASS, because, step},
+    vlan,
 };
 
 /// A packet to a link.
 #[inline(always)]
-pub(crate) fn packet(skb: &SkBuff, link_header: usize) -> i32 {
+pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff) -> i32 {
     clear_mark(skb);
-    match skb.protocol() {
-        IPV4 => translate::<V4>(skb, link_header),
-        IPV6 => translate::<V6>(skb, link_header),
+    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
+        return PASS;
+    };
+    let verdict = at(skb.skb, network, protocol);
+    if verdict < step::DROPPED + Counter::COUNT as i32 {
+        event::dropped(skb.skb, network, protocol, REVERSE, verdict)
+    } else {
+        verdict
+    }
+}
+
+/// A packet whose IP header, of the family `protocol`, starts at `network`.
+#[inline(never)]
+fn at(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+    let skb = &SkBuff { skb };
+    match protocol {
+        IPV4 => translate::<V4>(skb, network),
+        IPV6 => translate::<V6>(skb, network),
         _ => PASS,
     }
 }
 
 #[inline(always)]
-fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
-    let mut packet = Packet::new(link_header, REVERSE);
+fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    let mut packet = Packet::new(network, REVERSE);
     if packet.read::<F>(skb).is_none() {
-        return icmp::to_client::<F>(skb, link_header);
+        return without_ports::<F>(skb, network);
     }
+    let now = flow::now();
     let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
+        flow::guard(&packet, now);
         return PASS;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
-    let now = flow::now();
     if !flow::stands(row, &packet, now) {
         return PASS;
     }
     row.last_seen = now;
-    if packet.closes_tcp() {
+    if packet.closes() {
         row.flags |= CLOSING;
         flow::close(&flow::asks(&packet, row));
     }
@@ -55,11 +74,28 @@ fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
         address: row.address,
         port: row.port,
     };
-    if rewrite::source::<F>(skb, &packet, &frontend, row.client_port).is_err() {
-        count(Counter::DroppedRewrite);
-        return DROP;
+    if packet.is_first_fragment() {
+        // What was held is the other direction's business.
+        let _ = fragment::first(&packet, SEND, &row.address, false);
+    }
+    let rewritten = if packet.key.protocol == SCTP {
+        sctp::source::<F>(skb, &packet, &frontend, row.client_port)
+    } else {
+        rewrite::source::<F>(skb, &packet, &frontend, row.client_port)
+    };
+    if rewritten.is_err() {
+        return because(Counter::DroppedRewrite);
     }
     PASS
+}
+
+#[inline(always)]
+fn without_ports<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+    match F::parse(skb, network) {
+        Some(header) if header.offset != 0 => fragment::to_client::<F>(skb, network, &header),
+        Some(header) => icmp::to_client::<F>(skb, network, &header),
+        None => PASS,
+    }
 }
 
 /// Routing is done, so the request to masquerade is too. Left on, it would pass to the packet that

@@ -1,4 +1,5 @@
-//! Changing addresses and ports of a packet, with every checksum that covers them.
+//! Changing addresses and ports of a packet with TCP or UDP, with every checksum that covers them. For SCTP
+//! see [`sctp`](crate::sctp).
 
 use aya_ebpf::{bindings::BPF_F_MARK_MANGLED_0, programs::sk_buff::SkBuff};
 use lb_common::{Address, Port, net::UDP};

@@ -26,17 +26,42 @@ pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32)
     if flags & node_ports == 0 {
         return Err(flags);
     }
-    key.address = if address.is_v4() {
-        Address::ANY_V4
-    } else {
-        Address::ANY_V6
-    };
+    key.address = any(address);
     // SAFETY: as above.
     unsafe { SERVICES.get(&key) }.copied().ok_or(flags)
 }
 
+/// Whether that port of that address is a NodePort, whatever else is at the address.
+#[inline(always)]
+pub(crate) fn is_node_port(address: &Address, port: Port, protocol: u8) -> bool {
+    // SAFETY: one field is read, right here.
+    if unsafe { ADDRESSES.get(address) }.is_none_or(|value| value.flags & NODE_PORTS == 0) {
+        return false;
+    }
+    // SAFETY: whether there is a row, is all that counts.
+    unsafe { SERVICES.get(&ServiceKey::new(any(address), port, protocol)) }.is_some()
+}
+
+/// The address that stands for every one of that family with NodePorts.
+#[inline(always)]
+fn any(address: &Address) -> Address {
+    if address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    }
+}
+
 /// Flags of an address that is somebody's, whatever becomes of its ports: the node's, or another proxy's.
 const TAKEN: u32 = NODE_PORTS | HOST_NODE_PORTS | FOREIGN;
+
+/// Whether no client from a link has that address: it is this node's own, or a ClusterIP. The kernel would not
+/// believe the one either, and an answer to the other would go round in circles.
+#[inline(always)]
+pub(crate) fn is_nobodys_client(address: &Address) -> bool {
+    // SAFETY: one field is read, right here.
+    unsafe { ADDRESSES.get(address) }.is_some_and(|value| value.flags & (TAKEN | CLUSTER_IP) != 0)
+}
 
 /// What becomes of a client that dials no service.
 pub(crate) enum NoService {

@@ -108,7 +108,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
         Err(flags) => return without_service(&dialled.address, flags),
     };
     if service.flags & (RESTRICTED | NODE_IS_REFUSED) == RESTRICTED | NODE_IS_REFUSED {
-        count(Counter::DroppedSourceRange);
+        count(Counter::DroppedSourceRange as u32);
         return DENY;
     }
     let now = flow::now();
@@ -149,7 +149,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
             affinity::remember(&service, client, row.backend, now);
         }
         set::<F>(ctx, &backend.address, backend.port);
-        count(Counter::SocketTranslated);
+        count(Counter::SocketTranslated as u32);
         return ALLOW;
     }
     refuse(Client::NODE.range(&service))
@@ -177,7 +177,7 @@ fn without_service(address: &Address, flags: u32) -> i32 {
     match NoService::at(address, flags) {
         NoService::Refuse => refuse(Range::empty(Verdict::Reject)),
         NoService::Drop => {
-            count(Counter::DroppedUnallocated);
+            count(Counter::DroppedUnallocated as u32);
             DENY
         }
         NoService::Pass => ALLOW,
@@ -187,10 +187,10 @@ fn without_service(address: &Address, flags: u32) -> i32 {
 #[inline(always)]
 fn refuse(range: Range) -> i32 {
     if range.count == 0 && range.verdict() == Verdict::Drop {
-        count(Counter::DroppedNoLocalEndpoint);
+        count(Counter::DroppedNoLocalEndpoint as u32);
         return DENY;
     }
-    count(Counter::Rejected);
+    count(Counter::Rejected as u32);
     if config::has_set_retval() {
         // SAFETY: no pointer involved.
         unsafe { bpf_set_retval(-ECONNREFUSED) };

@@ -99,8 +99,7 @@ impl Plane for FakePlane {
 
 fn refusal(protocol: Protocol) -> PlaneError {
     match protocol {
-        Protocol::Sctp => PlaneError::Protocol(protocol),
-        Protocol::Tcp => PlaneError::MapFull {
+        Protocol::Tcp | Protocol::Sctp => PlaneError::MapFull {
             map: "SERVICES",
             capacity: 1,
             flag: "--max-services",
@@ -295,16 +294,6 @@ async fn addresses_that_cannot_be_written_are_tried_again() {
     agent.plane.refuse(&[]);
     assert_eq!(agent.calls(1).await, ["apply "]);
     time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(agent.plane.calls(), [""; 0]);
-}
-
-#[tokio::test]
-async fn a_protocol_that_the_plane_does_not_serve_is_not_tried_again() {
-    let agent = Running::start();
-    agent.plane.refuse(&["a"]);
-    agent.send_lists(vec![service_of(Protocol::Sctp, "a", 1)]).await;
-    assert_eq!(agent.calls(1).await, ["replace +a"]);
-    time::sleep(Duration::from_secs(1)).await;
     assert_eq!(agent.plane.calls(), [""; 0]);
 }
 

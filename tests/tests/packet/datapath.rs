@@ -5,14 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
     maps::{
-        Array, HashMap, MapData, PerCpuArray,
+        Array, HashMap, MapData, PerCpuArray, RingBuf,
         lpm_trie::{Key, LpmTrie},
     },
     programs::SchedClassifier,
 };
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, FlowKey, FlowValue, Port, PrefixKey,
-    Range, Scoped, ServiceKey, ServiceValue,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, Port,
+    PrefixKey, Range, Scoped, ServiceKey, ServiceValue, Verdict,
     address::NODE_PORTS,
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     config::UDP_TIMEOUT,
@@ -181,8 +181,33 @@ impl Datapath {
         self.set_service(transport, frontend, value);
     }
 
+    /// The same as [`Self::simple`] for any protocol.
+    pub(crate) fn simple_of(&mut self, protocol: u8, frontend: SocketAddr, backends: &[SocketAddr]) {
+        let numbers: Vec<u32> = (1..)
+            .zip(backends)
+            .map(|(number, &address)| self.backend(number, address, false))
+            .collect();
+        let range = match self.slots(&numbers) {
+            Range { count: 0, .. } => Range::empty(Verdict::Reject),
+            range => range,
+        };
+        let value = ServiceValue {
+            service: self.next_service,
+            near: range,
+            far: range,
+            flags: 0,
+            affinity: 0,
+        };
+        self.next_service += 1;
+        self.set_row(protocol, frontend, value);
+    }
+
     /// Writes the row of a frontend; the unspecified address is that of a NodePort.
     pub(crate) fn set_service(&mut self, transport: Transport, frontend: SocketAddr, value: ServiceValue) {
+        self.set_row(transport.number(), frontend, value);
+    }
+
+    fn set_row(&mut self, protocol: u8, frontend: SocketAddr, value: ServiceValue) {
         let address = if frontend.ip().is_unspecified() {
             match frontend {
                 SocketAddr::V4(_) => Address::ANY_V4,
@@ -191,7 +216,7 @@ impl Datapath {
         } else {
             frontend.ip().into()
         };
-        let key = ServiceKey::new(address, Port::new(frontend.port()), transport.number());
+        let key = ServiceKey::new(address, Port::new(frontend.port()), protocol);
         self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
             .insert(key, value, 0)
             .unwrap();
@@ -265,6 +290,18 @@ impl Datapath {
         for (key, _) in rows.iter().filter(|(key, _)| key.direction == direction) {
             flows.remove(key).unwrap();
         }
+    }
+
+    /// What was told since the last call.
+    pub(crate) fn events(&mut self) -> Vec<Event> {
+        let mut ring = RingBuf::try_from(self.ebpf.map_mut(maps::EVENTS).unwrap()).unwrap();
+        let mut events = Vec::new();
+        while let Some(item) = ring.next() {
+            assert_eq!(item.len(), size_of::<Event>());
+            // SAFETY: an `Event` is made of integers, and these are its bytes.
+            events.push(unsafe { std::ptr::read_unaligned(item.as_ptr().cast()) });
+        }
+        events
     }
 
     pub(crate) fn counter(&mut self, counter: Counter) -> u64 {

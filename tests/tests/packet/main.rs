@@ -6,14 +6,19 @@ mod abi;
 mod affinity;
 mod bystander;
 mod datapath;
+mod events;
 mod flows;
+mod fragments;
 mod frame;
+mod guard;
 mod icmp;
 mod masquerade;
 mod networks;
 mod options;
 mod reject;
+mod sctp;
 mod translation;
+mod vlan;
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -1,4 +1,5 @@
-//! The map `ADDRESSES`: addresses of the node that serve NodePorts, and ClusterIPs, ours and another proxy's.
+//! The map `ADDRESSES`: addresses of the node that serve NodePorts, ClusterIPs, ours and another proxy's, and
+//! those of load balancers and externalIPs.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,7 +9,7 @@ use std::{
 
 use lb_common::{
     Address, AddressValue,
-    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, EXTERNAL, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     maps,
 };
 
@@ -17,7 +18,7 @@ use super::{
     table::{Table, rows},
 };
 use crate::{
-    desired::{Change, ServedBy, State},
+    desired::{Change, FrontendAddress, ServedBy, ServicePort, ServicePortName, State},
     plane::PlaneError,
 };
 
@@ -26,6 +27,9 @@ use crate::{
 pub(super) struct Addresses {
     node_ports: HashMap<Address, u32>,
     cluster_ips: HashMap<Address, u32>,
+    /// Addresses of each service port's frontends, NodePorts aside, and how many service ports have one.
+    of_frontends: HashMap<ServicePortName, BTreeSet<Address>>,
+    frontends: HashMap<Address, usize>,
     /// What is in the map.
     there: HashMap<Address, AddressValue>,
     /// Those where the map may not be as it should: a change costs what it changes.
@@ -59,6 +63,11 @@ impl Addresses {
             .map(|(ip, served_by)| (Address::from(*ip), cluster_ip_flag(*served_by)))
             .collect();
         self.behind.extend(self.cluster_ips.keys());
+        self.of_frontends.clear();
+        self.frontends.clear();
+        for (name, service) in &state.services {
+            self.set_frontends(name, Some(service));
+        }
     }
 
     /// The map is to follow.
@@ -77,6 +86,35 @@ impl Addresses {
                 self.behind.insert(address);
             }
         }
+        for (name, service) in &change.services {
+            self.set_frontends(name, service.as_ref());
+        }
+    }
+
+    fn set_frontends(&mut self, name: &ServicePortName, service: Option<&ServicePort>) {
+        let addresses = service.map(addresses_of).unwrap_or_default();
+        let before = self.of_frontends.get(name);
+        if before.unwrap_or(&BTreeSet::new()) == &addresses {
+            return;
+        }
+        for address in &addresses {
+            *self.frontends.entry(*address).or_default() += 1;
+            self.behind.insert(*address);
+        }
+        let before = if addresses.is_empty() {
+            self.of_frontends.remove(name)
+        } else {
+            self.of_frontends.insert(name.clone(), addresses)
+        };
+        for address in before.into_iter().flatten() {
+            if let Some(count) = self.frontends.get_mut(&address) {
+                *count -= 1;
+                if *count == 0 {
+                    self.frontends.remove(&address);
+                }
+            }
+            self.behind.insert(address);
+        }
     }
 
     fn set_node_ports(&mut self, addresses: &BTreeSet<IpAddr>) {
@@ -90,7 +128,9 @@ impl Addresses {
 
     fn wanted(&self, address: &Address) -> u32 {
         let flag = |flags: &HashMap<Address, u32>| flags.get(address).copied().unwrap_or(0);
-        flag(&self.node_ports) | flag(&self.cluster_ips)
+        let cluster_ip = flag(&self.cluster_ips);
+        let is_external = cluster_ip == 0 && self.frontends.contains_key(address);
+        flag(&self.node_ports) | cluster_ip | if is_external { EXTERNAL } else { 0 }
     }
 
     /// Writes what is different. What fails stays behind, to be tried with the next call. Adds to
@@ -143,6 +183,18 @@ impl Addresses {
             .and(set)
             .map_err(|partial| refused(maps::ADDRESSES, table.capacity(), partial.error))
     }
+}
+
+fn addresses_of(service: &ServicePort) -> BTreeSet<Address> {
+    let ip = |address| match address {
+        FrontendAddress::Ip(ip) => Some(Address::from(ip)),
+        FrontendAddress::NodePort(_) => None,
+    };
+    service
+        .frontends
+        .keys()
+        .filter_map(|frontend| ip(frontend.address))
+        .collect()
 }
 
 /// On a loopback address NodePorts are for processes of the node.

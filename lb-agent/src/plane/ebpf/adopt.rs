@@ -176,8 +176,7 @@ impl Services {
         service
             .frontends
             .keys()
-            .filter_map(|frontend| key(frontend).ok())
-            .filter_map(|key| self.rows.get(&key))
+            .filter_map(|frontend| self.rows.get(&key(frontend)))
             .map(|row| row.owner)
             .collect()
     }

@@ -17,7 +17,7 @@ use lb_common::{
     BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
     address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::{FREE, LOCAL, SERVING},
-    net::{TCP, UDP},
+    net::{SCTP, TCP, UDP},
     prefix::{INSIDE, PODS, SERVICES},
     service::{MASQUERADE_ALL, NODE_IS_REFUSED, RESTRICTED},
 };
@@ -151,6 +151,7 @@ impl Reader {
         let protocol = match key.protocol {
             TCP => Protocol::Tcp,
             UDP => Protocol::Udp,
+            SCTP => Protocol::Sctp,
             other => {
                 errors.insert(format!("protocol {other}"));
                 Protocol::Sctp

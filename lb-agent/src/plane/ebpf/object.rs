@@ -33,7 +33,7 @@ use crate::kernel::links::{Link, Role};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 10] = [
+const PINNED: [&str; 11] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
@@ -44,6 +44,7 @@ const PINNED: [&str; 10] = [
     maps::SOURCE_RANGES,
     maps::CIDRS,
     maps::COUNTERS,
+    maps::EVENTS,
 ];
 
 /// The programs for links. Each has a twin for links whose packets have no header below IP.

@@ -68,7 +68,7 @@ impl Services {
         index: usize,
         writes: &mut Writes,
     ) -> Result<(), PlaneError> {
-        let keys = service.frontends.keys().map(key).collect::<Result<Vec<_>, _>>()?;
+        let keys: Vec<_> = service.frontends.keys().map(key).collect();
         let mut taken = Taken::default();
         let old = plan.old.as_ref();
         plan.loses_frontend = old.is_some_and(|old| loses_key(old, &keys));

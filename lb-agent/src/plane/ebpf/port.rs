@@ -8,10 +8,7 @@ use lb_common::{
     service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
 };
 
-use crate::{
-    desired::{Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target},
-    plane::PlaneError,
-};
+use crate::desired::{Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target};
 
 /// What is programmed for one service port.
 #[derive(Debug, Default)]
@@ -151,22 +148,22 @@ pub(super) fn uses(service: &ServicePort, target: Target) -> bool {
 }
 
 /// The row key of a frontend.
-pub(super) fn key(frontend: &Frontend) -> Result<ServiceKey, PlaneError> {
+pub(super) fn key(frontend: &Frontend) -> ServiceKey {
     let address = match frontend.address {
         FrontendAddress::Ip(ip) => Address::from(ip),
         FrontendAddress::NodePort(Family::V4) => Address::ANY_V4,
         FrontendAddress::NodePort(Family::V6) => Address::ANY_V6,
     };
     let port = Port::new(frontend.port.get());
-    Ok(ServiceKey::new(address, port, protocol(frontend.protocol)?))
+    ServiceKey::new(address, port, protocol(frontend.protocol))
 }
 
-/// The IANA number, of a protocol that the data path translates.
-fn protocol(protocol: Protocol) -> Result<u8, PlaneError> {
+/// The IANA number.
+const fn protocol(protocol: Protocol) -> u8 {
     match protocol {
-        Protocol::Tcp => Ok(lb_common::net::TCP),
-        Protocol::Udp => Ok(lb_common::net::UDP),
-        Protocol::Sctp => Err(PlaneError::Protocol(protocol)),
+        Protocol::Tcp => lb_common::net::TCP,
+        Protocol::Udp => lb_common::net::UDP,
+        Protocol::Sctp => lb_common::net::SCTP,
     }
 }
 

@@ -21,8 +21,8 @@ use lb_common::{
 use self::maps::Maps;
 use crate::{
     desired::{
-        Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, ServicePortName,
-        State, Target,
+        Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy, ServicePort,
+        ServicePortName, State, Target,
     },
     plane::{Outcome, PlaneError},
 };
@@ -262,6 +262,11 @@ fn a_full_map_refuses_one_service_and_names_its_flag() {
         (Maps::new(100, 100, 4), "--max-backends"),
     ] {
         let mut agent = maps.agent();
+        let cluster_ips = ["10.96.0.10", "10.96.0.11"].map(|ip| (ip.parse().unwrap(), ServedBy::Us));
+        let state = |services: &[(&str, &ServicePort)]| State {
+            cluster_ips: BTreeMap::from(cluster_ips),
+            ..state(services)
+        };
         let outcome = agent.replace(&state(&[("large", &large), ("small", &small)]));
         // Names are taken in order, so the large one came first where both do not fit.
         let (kept, refused) = match outcome.failed.as_slice() {
@@ -300,19 +305,17 @@ fn what_goes_makes_room_for_what_comes_in_one_change() {
 }
 
 #[test]
-fn sctp_is_refused_and_the_rest_goes_on() {
+fn sctp_is_a_protocol_like_the_others() {
     let maps = Maps::roomy();
-    let good = service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
-    let mut bad = service(&[], &[("10.0.0.2:80", REMOTE)]);
-    let mut sctp = frontend("10.96.0.11:80");
+    let mut web = service(&[("10.96.0.10:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
+    let mut sctp = frontend("10.96.0.10:80");
     sctp.protocol = Protocol::Sctp;
-    bad.frontends.insert(sctp, CLUSTER);
-    let outcome = maps.agent().replace(&state(&[("good", &good), ("bad", &bad)]));
-    assert!(matches!(
-        outcome.failed.as_slice(),
-        [(failed, PlaneError::Protocol(Protocol::Sctp))] if *failed == name("bad")
-    ));
-    maps.assert_hold(&state(&[("good", &good)]));
+    web.frontends.insert(sctp, CLUSTER);
+    assert_all_well(&maps.agent().replace(&state(&[("web", &web)])));
+    maps.assert_hold(&state(&[("web", &web)]));
+    let protocols: Vec<u8> = maps.services.with(|m| m.rows.keys().map(|key| key.protocol).collect());
+    assert_eq!(protocols.len(), 2);
+    assert!(protocols.contains(&132), "IANA's number of SCTP: {protocols:?}");
 }
 
 #[test]

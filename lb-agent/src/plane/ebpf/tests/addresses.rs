@@ -8,7 +8,7 @@ use std::{
 
 use lb_common::{
     Address,
-    address::{CLUSTER_IP, FOREIGN},
+    address::{CLUSTER_IP, EXTERNAL, FOREIGN},
     prefix::{INSIDE, OUTSIDE},
 };
 
@@ -62,6 +62,30 @@ fn a_cluster_ip_never_refuses_the_port_of_its_service() {
     };
     assert_all_well(&agent.apply(&coming));
     maps.assert_hold(&with);
+}
+
+#[test]
+fn the_address_of_a_load_balancer_is_known_as_long_as_a_service_port_has_it() {
+    let maps = Maps::roomy();
+    let mut agent = maps.agent();
+    let http = service(&[("203.0.113.7:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
+    let dns = service(&[("203.0.113.7:53", CLUSTER)], &[("10.0.0.1:53", REMOTE)]);
+    let moved = service(&[("203.0.113.8:80", CLUSTER)], &[("10.0.0.1:80", REMOTE)]);
+    let flags = |of: &str| {
+        let address = Address::from(ip(of));
+        maps.addresses
+            .with(|memory| memory.rows.get(&address).map(|value| value.flags))
+    };
+    agent.replace(&state(&[("http", &http), ("dns", &dns)]));
+    assert_eq!(flags("203.0.113.7"), Some(EXTERNAL));
+    assert_all_well(&agent.apply(&change(&[("http", Some(&moved))])));
+    assert_eq!(
+        (flags("203.0.113.7"), flags("203.0.113.8")),
+        (Some(EXTERNAL), Some(EXTERNAL))
+    );
+    assert_all_well(&agent.apply(&change(&[("dns", None)])));
+    assert_eq!((flags("203.0.113.7"), flags("203.0.113.8")), (None, Some(EXTERNAL)));
+    maps.assert_hold(&state(&[("http", &moved)]));
 }
 
 #[test]

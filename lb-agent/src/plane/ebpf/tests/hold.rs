@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 use lb_common::{
     Address, AddressValue, PrefixKey, Range, Scoped, Verdict,
-    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, EXTERNAL, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     prefix::{INSIDE, OUTSIDE, PODS, SERVICES},
     service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
@@ -18,7 +18,7 @@ use lb_common::{
 
 use super::maps::Maps;
 use crate::{
-    desired::{Endpoint, Masquerade, Route, ServedBy, ServicePort, State, Target, text},
+    desired::{Endpoint, FrontendAddress, Masquerade, Route, ServedBy, ServicePort, State, Target, text},
     plane::ebpf::{inspect, port},
 };
 
@@ -71,7 +71,7 @@ impl Maps {
             for (frontend, route) in &service.frontends {
                 expected_rows += 1;
                 let value = rows
-                    .get(&port::key(frontend).unwrap())
+                    .get(&port::key(frontend))
                     .unwrap_or_else(|| panic!("{name}: no row for {frontend}"));
                 assert_ne!(value.service, 0);
                 let other = numbers.insert(value.service, name);
@@ -169,6 +169,13 @@ impl Maps {
         });
         for (ip, flag) in node_ports.chain(cluster_ips) {
             expected.entry(Address::from(ip)).or_default().flags |= flag;
+        }
+        for frontend in state.services.values().flat_map(|service| service.frontends.keys()) {
+            if let FrontendAddress::Ip(ip) = frontend.address
+                && !state.cluster_ips.contains_key(&ip)
+            {
+                expected.entry(Address::from(ip)).or_default().flags |= EXTERNAL;
+            }
         }
         assert_eq!(self.addresses.with(|memory| memory.rows.clone()), expected);
     }

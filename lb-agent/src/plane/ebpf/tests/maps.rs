@@ -186,7 +186,7 @@ impl Maps {
             services: Shared::new(services),
             slots: Shared::new(slots),
             backends: Shared::new(backends),
-            addresses: Shared::new(64),
+            addresses: Shared::new(64 + services),
             source_ranges: Shared::new(64),
             cidrs: Shared::new(32),
         }
@@ -242,7 +242,7 @@ impl Maps {
     }
 
     pub(super) fn row(&self, dialled: &str) -> Option<ServiceValue> {
-        let key = port::key(&frontend(dialled)).unwrap();
+        let key = port::key(&frontend(dialled));
         self.services.with(|memory| memory.rows.get(&key).copied())
     }
 

@@ -73,7 +73,7 @@ fn socket(maps: &Maps, to: &str, backend: &str) -> (SocketValue, SocketAddr) {
     let (number, value) = maps.backend(backend).unwrap();
     let mut frontend = frontend(to);
     frontend.protocol = Protocol::Udp;
-    let key = port::key(&frontend).unwrap();
+    let key = port::key(&frontend);
     let row = SocketValue {
         backend: number,
         generation: value.generation,
