@@ -1,5 +1,7 @@
 //! Single packets: what a frame holds, and whether it is right.
 
+mod fragment;
+
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,6 +12,8 @@ use etherparse::{
 };
 
 use crate::netlink::Mac;
+
+pub use fragment::fragments;
 
 /// An IP packet out of a frame.
 #[derive(Clone, PartialEq, Eq, Debug)]

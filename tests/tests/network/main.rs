@@ -13,6 +13,7 @@ mod clsact;
 mod endpoints;
 mod external;
 mod fixture;
+mod fragments;
 mod health;
 mod host_udp;
 mod interrupt;

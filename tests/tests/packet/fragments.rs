@@ -8,6 +8,7 @@ use lb_common::{
     Counter,
     address::{CLUSTER_IP, EXTERNAL},
 };
+use lb_tests::packet::fragments;
 
 use crate::{
     Family, backend, client,
@@ -31,36 +32,11 @@ const CUT: usize = 16;
 
 fn piece(piece: Piece, from: SocketAddr, to: SocketAddr, identification: u16) -> Vec<u8> {
     let whole = frame(Transport::Udp, from, to, 0);
-    let header = if from.is_ipv4() { 20 } else { 40 };
-    let (headers, datagram) = whole.split_at(ETHERNET + header);
-    let (part, offset, more) = match piece {
-        Piece::First => (&datagram[..CUT], 0, true),
-        Piece::Last => (&datagram[CUT..], CUT, false),
-    };
-    let mut bytes = headers.to_vec();
-    let ip = &mut bytes[ETHERNET..];
-    if from.is_ipv4() {
-        let length = u16::try_from(header + part.len()).unwrap();
-        ip[2..4].copy_from_slice(&length.to_be_bytes());
-        ip[4..6].copy_from_slice(&identification.to_be_bytes());
-        let flags = u16::try_from(offset / 8).unwrap() | u16::from(more) << 13;
-        ip[6..8].copy_from_slice(&flags.to_be_bytes());
-        ip[10..12].fill(0);
-        let sum = etherparse::checksum::Sum16BitWords::new()
-            .add_slice(ip)
-            .ones_complement();
-        ip[10..12].copy_from_slice(&sum.to_ne_bytes());
-    } else {
-        let length = u16::try_from(8 + part.len()).unwrap();
-        ip[4..6].copy_from_slice(&length.to_be_bytes());
-        ip[6] = FRAGMENT_HEADER;
-        let offset = u16::try_from(offset).unwrap() | u16::from(more);
-        bytes.extend_from_slice(&[UDP, 0]);
-        bytes.extend_from_slice(&offset.to_be_bytes());
-        bytes.extend_from_slice(&u32::from(identification).to_be_bytes());
+    let [first, last]: [_; 2] = fragments(&whole, CUT, identification).unwrap().try_into().unwrap();
+    match piece {
+        Piece::First => first,
+        Piece::Last => last,
     }
-    bytes.extend_from_slice(part);
-    bytes
 }
 
 /// The datagram that two pieces make, whose IP headers are found to be right on the way: as a frame in one piece.
