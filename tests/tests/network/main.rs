@@ -19,6 +19,7 @@ mod host_udp;
 mod interrupt;
 mod links;
 mod matrix;
+mod offload;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;
