@@ -11,6 +11,7 @@ mod flows;
 mod fragments;
 mod frame;
 mod guard;
+mod half_seen;
 mod icmp;
 mod masquerade;
 mod networks;
