@@ -23,6 +23,7 @@ mod offload;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;
+mod ports;
 mod reject;
 mod restart;
 mod services;
