@@ -120,7 +120,7 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> bool {
     row.last_seen = now;
     if packet.closes_tcp() {
         row.flags |= CLOSING;
-        flow::close(&flow::answers(packet, row));
+        flow::close(&flow::answers(packet, row), row);
     }
     *copy = *row;
     true

@@ -49,10 +49,10 @@ pub(crate) struct Network {
     pub(crate) transport: usize,
 }
 
-/// The first 16 bytes of a TCP header.
+/// A TCP header without options: what has less of it has no checksum that could be corrected.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TcpStart {
+struct TcpHeader {
     source: Port,
     destination: Port,
     sequence: u32,
@@ -60,6 +60,8 @@ struct TcpStart {
     offset: u8,
     flags: u8,
     window: u16,
+    checksum: u16,
+    urgent: u16,
 }
 
 /// A UDP header.
@@ -92,7 +94,7 @@ impl Packet {
         let network = F::parse(skb, self.network)?;
         match network.protocol {
             TCP => {
-                let tcp: TcpStart = skb.load(network.transport).ok()?;
+                let tcp: TcpHeader = skb.load(network.transport).ok()?;
                 self.key.source_port = tcp.source;
                 self.key.destination_port = tcp.destination;
                 self.tcp_flags = tcp.flags;

@@ -49,7 +49,7 @@ fn translate<F: Family>(skb: &SkBuff, link_header: usize) -> i32 {
     row.last_seen = now;
     if packet.closes_tcp() {
         row.flags |= CLOSING;
-        flow::close(&flow::asks(&packet, row));
+        flow::close(&flow::asks(&packet, row), row);
     }
     let frontend = End {
         address: row.address,
