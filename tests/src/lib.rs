@@ -10,6 +10,7 @@
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
 //! * [`packet`], [`capture`]: single packets, made, caught and verified.
+//! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
@@ -46,6 +47,7 @@ pub mod cgroup;
 pub mod client;
 pub mod controlplane;
 pub mod ethtool;
+pub mod fuzz;
 pub mod http;
 pub mod interrupt;
 pub mod manifests;

@@ -8,6 +8,7 @@ mod bystander;
 mod datapath;
 mod flows;
 mod frame;
+mod fuzz;
 mod icmp;
 mod masquerade;
 mod networks;
