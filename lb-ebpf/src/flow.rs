@@ -48,6 +48,9 @@ pub(crate) fn now() -> u64 {
 /// end; only its first segment may choose anew, when the connection before is over or its backend
 /// takes no new ones, or when no row is left to translate the answer. A datagram chooses anew as soon as
 /// its backend is not serving any more.
+///
+/// The row that translates the answers may have been evicted, or be another flow's by now. A datagram keeps it alive:
+/// not every one is answered, and silence of one direction is not the end of a flow.
 #[inline(always)]
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if packet.continues() {
@@ -56,12 +59,20 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
         return false;
     }
-    // A datagram on a fresh row is the ordinary case, and not worth a second look.
-    if !packet.is_connected() && !expired(row, now) {
-        return true;
+    let Some(reverse) = FLOWS.get_ptr_mut(&answers(packet, row)) else {
+        return false;
+    };
+    // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it; two CPUs that both
+    // set the time write the same.
+    let reverse = unsafe { &mut *reverse };
+    let is_ours = reverse.address.same(&packet.key.destination) & (reverse.port.be == packet.key.destination_port.be);
+    if expired(reverse, now) | !is_ours {
+        return false;
     }
-    // SAFETY: one field is read, right here.
-    unsafe { FLOWS.get(&answers(packet, row)) }.is_some_and(|reverse| !expired(reverse, now))
+    if !packet.is_connected() {
+        reverse.last_seen = now;
+    }
+    true
 }
 
 /// Whether a row has been silent for too long. Another CPU may have used it after `now` was read.
@@ -86,12 +97,16 @@ pub(crate) fn asks(packet: &Packet, row: &FlowValue) -> FlowKey {
     FlowKey::new(FORWARD, packet.key.protocol, client, (row.address, row.port))
 }
 
-/// Marks the other row of a TCP flow as closing.
+/// Marks the other row of the TCP flow of `row` as closing, unless it is that of a later flow by now: the last
+/// segment of a backend may come when its client has another.
 #[inline(always)]
-pub(crate) fn close(key: &FlowKey) {
-    if let Some(row) = FLOWS.get_ptr_mut(key) {
-        // SAFETY: one byte of a row that stays readable while the program runs.
-        unsafe { (*row).flags |= CLOSING };
+pub(crate) fn close(key: &FlowKey, row: &FlowValue) {
+    if let Some(other) = FLOWS.get_ptr_mut(key) {
+        // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it.
+        let other = unsafe { &mut *other };
+        if (other.backend ^ row.backend) | (other.generation ^ row.generation) == 0 {
+            other.flags |= CLOSING;
+        }
     }
 }
 
@@ -165,10 +180,7 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
 /// after both directions have been silent for too long: the ports may be another flow's by then.
 #[inline(always)]
 pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
-    packet.is_connected() || !expired(row, now) || {
-        // SAFETY: one field is read, right here.
-        unsafe { FLOWS.get(&asks(packet, row)) }.is_some_and(|forward| !expired(forward, now))
-    }
+    packet.is_connected() || !expired(row, now)
 }
 
 /// A datagram of no flow goes out. If its source port is a NodePort, what answers it must not be taken for a

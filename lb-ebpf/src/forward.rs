@@ -205,7 +205,7 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> Known {
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
-        flow::close(&flow::answers(packet, row));
+        flow::close(&flow::answers(packet, row), row);
     }
     *copy = *row;
     Known::Goes

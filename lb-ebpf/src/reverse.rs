@@ -68,7 +68,7 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
-        flow::close(&flow::asks(&packet, row));
+        flow::close(&flow::asks(&packet, row), row);
     }
     let frontend = End {
         address: row.address,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -15,6 +15,7 @@ use crate::packet::Packet;
 // From linux/if_packet.h.
 const PACKET_AUXDATA: libc::c_int = 8;
 const PACKET_STATISTICS: libc::c_int = 6;
+const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const TP_STATUS_CSUMNOTREADY: u32 = 1 << 3;
 const PACKET_OUTGOING: u8 = 4;
 
@@ -52,6 +53,21 @@ impl Frame {
     pub fn packet(&self) -> Result<Option<Packet>> {
         Packet::parse(&self.bytes)
     }
+
+    /// The same, once its checksums have been found to be right. `None` also for what the kernel says to everybody by
+    /// itself, which leaves through links without regard to their settings. Fails on a packet whose checksum is left to
+    /// the link, since nothing can be said of it.
+    pub fn verified(&self) -> Result<Option<Packet>> {
+        let packet = self.packet()?;
+        let Some(packet) = packet.filter(|packet| !packet.destination().is_multicast()) else {
+            return Ok(None);
+        };
+        if self.checksum_pending {
+            bail!("the checksum is left to the link: {packet}");
+        }
+        packet.verify().with_context(|| packet.to_string())?;
+        Ok(Some(packet))
+    }
 }
 
 /// Listens at a link, and can send there. What passes from the moment it is made waits until it is fetched.
@@ -71,6 +87,11 @@ impl Capture {
             socket,
             link: link.index,
         })
+    }
+
+    /// Hears no more of what leaves by the link.
+    pub(crate) fn ignore_outgoing(&self) -> Result<()> {
+        set_option(&self.socket, PACKET_IGNORE_OUTGOING, 1).context("PACKET_IGNORE_OUTGOING")
     }
 
     /// Sends a frame by the link.
@@ -132,20 +153,14 @@ impl Capture {
     /// All packets so far, each of which is whole and has right checksums. Fails on the first that does not, and on one
     /// whose checksum is left to the link, since nothing can be said of it.
     pub fn verified(&self) -> Result<Vec<Packet>> {
-        let mut packets = Vec::new();
-        for frame in self.frames()? {
-            let Some(packet) = frame.packet()? else { continue };
-            // The kernel's own chatter leaves through links without regard to our settings.
-            if packet.destination().is_multicast() {
-                continue;
-            }
-            if frame.checksum_pending {
-                bail!("the checksum is left to the link: {packet}");
-            }
-            packet.verify().with_context(|| packet.to_string())?;
-            packets.push(packet);
-        }
-        Ok(packets)
+        let verified = self.frames()?.into_iter().map(|frame| frame.verified());
+        verified.filter_map(Result::transpose).collect()
+    }
+}
+
+impl AsFd for Capture {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

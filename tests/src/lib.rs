@@ -9,7 +9,8 @@
 //! * [`network`]: the topology. Two nodes, pods on bridges and on links of their own, a tunnel, a client outside.
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
-//! * [`packet`], [`capture`]: single packets, made, caught and verified.
+//! * [`packet`], [`capture`], [`sniffer`]: single packets, made, caught and verified.
+//! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
@@ -46,6 +47,7 @@ pub mod cgroup;
 pub mod client;
 pub mod controlplane;
 pub mod ethtool;
+pub mod fuzz;
 pub mod http;
 pub mod interrupt;
 pub mod manifests;
@@ -60,6 +62,7 @@ pub mod process;
 pub mod relay;
 mod runtime;
 pub mod server;
+pub mod sniffer;
 pub mod source;
 pub mod stage;
 pub mod tun;

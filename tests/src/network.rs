@@ -34,6 +34,7 @@ use crate::ethtool;
 use crate::interrupt::{self, Policy};
 use crate::netlink::{Cidr, End, Link, Route};
 use crate::netns::{self, Netns};
+use crate::sniffer::Sniffer;
 
 /// What can differ between two such networks.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +48,8 @@ pub struct Options {
     /// distributions of Kubernetes want it. Then a pod that reaches itself through a Service needs hairpin mode at its
     /// port of the bridge, which plugins set for that reason, and so do we. Without, it needs nothing.
     pub bridge_netfilter: bool,
+    /// Whether each pod, and the machine outside, verifies what it receives: see [`Sniffer`].
+    pub verify_checksums: bool,
 }
 
 impl Default for Options {
@@ -56,7 +59,15 @@ impl Default for Options {
             rp_filter: 1,
             checksum_offload: false,
             bridge_netfilter: true,
+            verify_checksums: true,
         }
+    }
+}
+
+impl Options {
+    fn sniffer(self, netns: &Netns, link: &Link) -> Result<Option<Sniffer>> {
+        let start = || Sniffer::start(netns, link, self.checksum_offload);
+        self.verify_checksums.then(start).transpose()
     }
 }
 
@@ -71,6 +82,7 @@ pub struct Network {
 /// A machine beside the nodes, that is none of them.
 #[derive(Debug)]
 pub struct Outside {
+    sniffer: Option<Sniffer>,
     netns: Arc<Netns>,
     uplink: Link,
 }
@@ -200,9 +212,16 @@ impl Outside {
             })?;
         }
         Ok(Self {
+            sniffer: options.sniffer(&netns, &uplink)?,
             netns: Arc::new(netns),
             uplink,
         })
+    }
+
+    /// Who verifies what it receives.
+    #[must_use]
+    pub fn sniffer(&self) -> Option<&Sniffer> {
+        self.sniffer.as_ref()
     }
 
     /// Its namespace.

@@ -1,4 +1,4 @@
-//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `controlplane`, and
+//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `fuzz`, `controlplane`, and
 //! the report of `build-ebpf`. It parses their arguments; here it is only built and started.
 
 use std::ffi::OsString;
@@ -61,6 +61,14 @@ pub const BENCH: Verb = Verb {
     name: "bench",
     profile: Profile::Release,
     components: |_| Component::FOR_TESTS,
+    packages: &[],
+};
+
+/// `cargo xtask fuzz`
+pub const FUZZ: Verb = Verb {
+    name: "fuzz",
+    profile: Profile::Dev,
+    components: |_| &[],
     packages: &[],
 };
 

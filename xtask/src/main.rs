@@ -53,6 +53,9 @@ enum Verb {
     /// Measure (`bench --help` for more)
     #[command(disable_help_flag = true)]
     Bench(lab::Args),
+    /// Send the BPF programs packets that nobody would send (`fuzz --help` for more)
+    #[command(disable_help_flag = true)]
+    Fuzz(lab::Args),
     /// Start or stop a real API server on loopback (`controlplane --help` for more)
     #[command(disable_help_flag = true)]
     Controlplane(lab::Args),
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),
         Verb::Bench(args) => lab::run(&lab::BENCH, args.all()),
+        Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all()),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all()),
     });
     match result {

@@ -12,6 +12,7 @@ use crate::ethtool;
 use crate::netlink::{Cidr, End, Link, Mac, Route};
 use crate::netns::Netns;
 use crate::server::Server;
+use crate::sniffer::Sniffer;
 
 /// How a pod hangs on its node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -29,6 +30,7 @@ pub struct Pod {
     node: String,
     attachment: Attachment,
     addresses: [IpAddr; 2],
+    sniffer: Option<Sniffer>,
     netns: Arc<Netns>,
     link: Link,
     host_link: Link,
@@ -68,6 +70,7 @@ impl Pod {
             node: node.name().to_owned(),
             attachment,
             addresses,
+            sniffer: node.options().sniffer(&netns, &link)?,
             netns: Arc::new(netns),
             link,
             host_link,
@@ -154,6 +157,12 @@ impl Pod {
     #[must_use]
     pub fn addresses(&self) -> [IpAddr; 2] {
         self.addresses
+    }
+
+    /// Who verifies what it receives.
+    #[must_use]
+    pub fn sniffer(&self) -> Option<&Sniffer> {
+        self.sniffer.as_ref()
     }
 
     /// Its namespace.

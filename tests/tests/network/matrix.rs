@@ -36,6 +36,7 @@ fn the_same_on_nodes_that_leave_all_this_at_the_kernels_defaults() {
             rp_filter: 0,
             checksum_offload: true,
             bridge_netfilter: false,
+            ..network::Options::default()
         }),
         40,
     );

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
+use lb_tests::interrupt::eventually;
 use lb_tests::network::{Attachment, Network, Options, Pod};
 use lb_tests::packet::{self, Macs};
 
@@ -210,4 +211,14 @@ fn a_wrong_checksum_is_dropped_by_the_receiver() {
         .unwrap();
     assert!(String::from_utf8_lossy(&answer.unwrap().payload).contains("right"));
     assert_eq!(server.counts().udp(), 1);
+    // Who looks for that sees it too, and would let the test fail for it.
+    let found = eventually(Duration::from_secs(20), "the wrong packet", || {
+        let found = to.sniffer().unwrap().take();
+        Ok(Some(found).filter(|found| !found.is_empty()))
+    });
+    let found = found.unwrap();
+    assert!(
+        matches!(&found[..], [wrong] if wrong.contains("UDP checksum")),
+        "{found:?}"
+    );
 }

@@ -286,3 +286,62 @@ fn a_syn_on_a_row_whose_answers_cannot_be_translated_begins_afresh() {
         );
     }
 }
+
+#[test]
+fn the_last_segment_of_a_backend_does_not_close_the_connection_that_came_after() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Tcp, frontend(family), &[backend(family, 1)]);
+        let (client, frontend) = (client(family), frontend(family));
+        destination(&datapath, family, Transport::Tcp, SYN);
+        destination(&datapath, family, Transport::Tcp, FIN | ACK);
+        // The client uses its port again, and gets another backend.
+        let others: Vec<_> = (2..=60)
+            .map(|n| datapath.backend(n.into(), backend(family, n), false))
+            .collect();
+        let range = datapath.slots(&others);
+        datapath.service(Transport::Tcp, frontend, range, 0);
+        let second = destination(&datapath, family, Transport::Tcp, SYN);
+        assert_ne!(second, backend(family, 1));
+        let late = frame(Transport::Tcp, backend(family, 1), client, FIN | ACK);
+        assert_eq!(read(&datapath.run(Hook::Egress, &late).frame).from(), frontend);
+        for _ in 0..5 {
+            assert_eq!(destination(&datapath, family, Transport::Tcp, SYN), second);
+        }
+    }
+}
+
+#[test]
+fn a_datagram_keeps_the_row_alive_that_is_for_its_answer() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Udp, frontend(family), &[backend(family, 1)]);
+        let mut before = 0;
+        for _ in 0..3 {
+            destination(&datapath, family, Transport::Udp, 0);
+            let rows = datapath.flows();
+            let [(_, one), (_, other)] = rows[..] else {
+                panic!("{} rows", rows.len())
+            };
+            assert_eq!(one.last_seen, other.last_seen);
+            assert!(one.last_seen > before);
+            before = one.last_seen;
+        }
+    }
+}
+
+#[test]
+fn a_datagram_whose_answers_have_lost_their_row_gives_them_another() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.simple(Transport::Udp, frontend(family), &[backend(family, 1)]);
+        destination(&datapath, family, Transport::Udp, 0);
+        datapath.forget_flows(REVERSE);
+        assert_eq!(destination(&datapath, family, Transport::Udp, 0), backend(family, 1));
+        let answer = frame(Transport::Udp, backend(family, 1), client(family), 0);
+        assert_eq!(
+            read(&datapath.run(Hook::Egress, &answer).frame).from(),
+            frontend(family)
+        );
+    }
+}

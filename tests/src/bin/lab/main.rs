@@ -6,6 +6,7 @@
 mod bench;
 mod controlplane;
 mod demo;
+mod fuzz;
 mod parity;
 mod progress;
 mod report;
@@ -32,6 +33,8 @@ enum Verb {
     /// Measures
     #[command(subcommand)]
     Bench(bench::Verb),
+    /// Packets that nobody would send, through the BPF programs
+    Fuzz(fuzz::Args),
     /// A real API server to play with
     #[command(subcommand)]
     Controlplane(controlplane::Verb),
@@ -71,6 +74,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Parity(args) => parity::run(&args),
         Verb::Bench(verb) => bench::run(&verb).map(|()| true),
+        Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Sockets => Ok(true),

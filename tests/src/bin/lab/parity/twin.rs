@@ -38,6 +38,8 @@ impl Twin {
         let network = Network::with(Options {
             // Packets of the other node's pods to the node's own address come in by the uplink, and the answers leave by the tunnel.
             rp_filter: 2,
+            // What kube-proxy does is not ours to answer for.
+            verify_checksums: false,
             ..Options::default()
         })?;
         prepare(&network)?;

@@ -1,0 +1,422 @@
+//! The node that the packets meet: services of every kind, and how they change under way.
+//!
+//! All addresses begin with the bytes 8.0, or have 86dd in their third group: to a program without link header the
+//! kernel tells a packet's protocol by these bytes of its source (see [`super::anatomy::Anatomy::of`]).
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context as _, Result};
+use lb_common::{
+    Address, BackendValue, Port, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
+    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
+    backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
+    maps::{CIDRS, SOURCE_RANGES},
+    prefix::{INSIDE, SERVICES},
+    service::{MASQUERADE_ALL, RESTRICTED},
+};
+
+use super::anatomy::protocol::{TCP, UDP};
+use super::programs::Programs;
+
+/// What services are made for: a protocol that is added here is added to all there is.
+pub const PROTOCOLS: [(u8, &str); 2] = [(TCP, "tcp"), (UDP, "udp")];
+
+/// Most backends that a service has.
+const MOST_BACKENDS: usize = 4;
+/// Where most backends listen.
+const TARGET: u16 = 8080;
+
+/// IPv4 and IPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    /// An address of the plan: one of a network of 250.
+    #[must_use]
+    pub fn address(self, network: u8, host: u8) -> IpAddr {
+        match self {
+            Self::V4 => [8, 0, network, host].into(),
+            Self::V6 => [0xfd00, 0, 0x86dd, network.into(), 0, 0, 0, host.into()].into(),
+        }
+    }
+
+    /// That of an address.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+}
+
+/// Networks of the plan.
+pub mod network {
+    /// The node, with the host number 1.
+    pub const NODE: u8 = 0;
+    /// Clients.
+    pub const CLIENTS: u8 = 1;
+    /// Pods with backends.
+    pub const BACKENDS: u8 = 2;
+    /// Routers, which send errors.
+    pub const ROUTERS: u8 = 8;
+    /// Others that have nothing to do with all this.
+    pub const STRANGERS: u8 = 9;
+    /// Frontends: addresses for services.
+    pub const FRONTENDS: u8 = 96;
+}
+
+/// An address for services that is nobody's.
+pub const UNALLOCATED: u8 = 99;
+/// One that another proxy serves.
+pub const ANOTHERS: u8 = 200;
+/// The port of the NodePort service.
+pub const NODE_PORT: u16 = 30_080;
+
+/// An endpoint of a service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Backend {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// On this node.
+    pub is_local: bool,
+    /// As in the map.
+    state: u8,
+    number: u32,
+    generation: u32,
+}
+
+impl Backend {
+    /// Whether new flows may go there.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.state == SERVING
+    }
+
+    fn change(&mut self, to: BackendChange) {
+        match to {
+            BackendChange::Drain => self.state = DRAINING,
+            BackendChange::Free => self.state = FREE,
+            BackendChange::Serve => {
+                // A number that was nobody's is given anew.
+                self.generation += u32::from(self.state == FREE);
+                self.state = SERVING;
+            }
+            BackendChange::Replace => {
+                self.generation += 1;
+                self.state = SERVING;
+                let family = Family::of(self.address.ip());
+                // Few enough that one comes again, and none that another of the service has.
+                let nth = self.number % MOST_BACKENDS as u32;
+                let host = (10 + 10 * nth + self.generation % 5) as u8;
+                self.address.set_ip(family.address(network::BACKENDS, host));
+            }
+        }
+    }
+}
+
+/// A service port of one family.
+#[derive(Clone, Debug)]
+pub struct Service {
+    /// Kind, family and protocol.
+    pub name: String,
+    /// IANA protocol number.
+    pub protocol: u8,
+    /// Where it can be dialled.
+    pub frontends: Vec<SocketAddr>,
+    /// Where its flows go.
+    pub backends: Vec<Backend>,
+    /// What becomes of clients while it has no backend.
+    pub verdict: Verdict,
+    /// Of its row in `SERVICES`.
+    pub flags: u32,
+    /// Whether it is there at all.
+    pub is_present: bool,
+    number: u32,
+    affinity: u32,
+    /// Where its ranges of slots start: with backends, and while it has been rewritten.
+    base: u32,
+}
+
+impl Service {
+    /// Whether a client is one of those that it is there for.
+    #[must_use]
+    pub fn may_be_dialled_by(&self, client: IpAddr) -> bool {
+        let family = Family::of(client);
+        self.flags & RESTRICTED == 0 || client == family.address(network::CLIENTS, 1)
+    }
+
+    /// Whether every client loses its address.
+    #[must_use]
+    pub fn masquerades_all(&self) -> bool {
+        self.flags & MASQUERADE_ALL != 0
+    }
+}
+
+/// Something that happens between two packets.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// A backend of a service.
+    Backend(String, usize, BackendChange),
+    /// A service goes, or comes.
+    Service(String, bool),
+    /// All flows have been silent for too long.
+    Expire,
+    /// A row of the flow table is evicted: the one that has this number, in the order of their keys.
+    Evict(usize),
+}
+
+/// What happens to a backend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackendChange {
+    /// It takes new flows.
+    Serve,
+    /// It takes no new ones.
+    Drain,
+    /// It is gone.
+    Free,
+    /// It is gone, and its number is another's, which serves.
+    Replace,
+}
+
+impl BackendChange {
+    /// All of them, with their names.
+    pub const ALL: [(Self, &str); 4] = [
+        (Self::Serve, "serves"),
+        (Self::Drain, "drains"),
+        (Self::Free, "goes"),
+        (Self::Replace, "is-replaced"),
+    ];
+}
+
+/// Everything there is to dial.
+#[derive(Clone, Debug)]
+pub struct World {
+    services: Vec<Service>,
+}
+
+impl World {
+    /// As it is at first.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut world = Self { services: Vec::new() };
+        for family in Family::BOTH {
+            for (protocol, name) in PROTOCOLS {
+                world.add_services(family, protocol, name);
+            }
+        }
+        world
+    }
+
+    /// One of each kind.
+    fn add_services(&mut self, family: Family, protocol: u8, protocol_name: &str) {
+        let at = |host, port| SocketAddr::new(family.address(network::FRONTENDS, host), port);
+        let node_port = SocketAddr::new(family.address(network::NODE, 1), NODE_PORT);
+        let pod = |host, port| SocketAddr::new(family.address(network::BACKENDS, host), port);
+        let itself = SocketAddr::new(family.address(network::CLIENTS, 1), TARGET);
+        let three = [pod(1, TARGET), pod(2, TARGET), pod(3, TARGET)];
+        let one_port = [pod(4, 53)];
+        let kinds: [(&str, Vec<SocketAddr>, &[SocketAddr], Verdict, u32, u32); 8] = [
+            // Three frontends: one client port may come to one backend by each of them.
+            (
+                "web",
+                vec![at(1, 80), at(2, 80), node_port],
+                &three,
+                Verdict::Reject,
+                0,
+                0,
+            ),
+            // The port stays.
+            ("dns", vec![at(3, 53), at(3, 54)], &one_port, Verdict::Reject, 0, 0),
+            (
+                "masqueraded",
+                vec![at(4, 80)],
+                &three[..1],
+                Verdict::Reject,
+                MASQUERADE_ALL,
+                0,
+            ),
+            ("hairpin", vec![at(5, 80)], &[itself], Verdict::Reject, 0, 0),
+            ("refused", vec![at(6, 80)], &[], Verdict::Reject, 0, 0),
+            ("silent", vec![at(7, 80)], &[], Verdict::Drop, 0, 0),
+            ("restricted", vec![at(8, 80)], &three, Verdict::Reject, RESTRICTED, 0),
+            ("sticky", vec![at(9, 80)], &three, Verdict::Reject, 0, 3600),
+        ];
+        for (kind, frontends, addresses, verdict, flags, affinity) in kinds {
+            let index = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
+            let base = 1 + index * MOST_BACKENDS as u32;
+            let backends = (base..).zip(addresses).enumerate();
+            let family_name = if family == Family::V4 { "v4" } else { "v6" };
+            self.services.push(Service {
+                name: format!("{kind}-{family_name}-{protocol_name}"),
+                protocol,
+                frontends,
+                backends: backends
+                    .map(|(nth, (number, address))| Backend {
+                        address: *address,
+                        is_local: nth == 1,
+                        state: SERVING,
+                        number,
+                        generation: 1,
+                    })
+                    .collect(),
+                verdict,
+                flags,
+                is_present: true,
+                number: index + 1,
+                affinity,
+                base,
+            });
+        }
+    }
+
+    /// The services.
+    #[must_use]
+    pub fn services(&self) -> &[Service] {
+        &self.services
+    }
+
+    /// The service that is there at an address.
+    #[must_use]
+    pub fn service_at(&self, protocol: u8, frontend: SocketAddr) -> Option<&Service> {
+        let is_it = |service: &&Service| {
+            service.is_present && service.protocol == protocol && service.frontends.contains(&frontend)
+        };
+        self.services.iter().find(is_it)
+    }
+
+    /// Whether services are dialled at an address.
+    #[must_use]
+    pub fn is_frontend(address: IpAddr) -> bool {
+        Self::is_cluster_ip(address) || address == Family::of(address).address(network::NODE, 1)
+    }
+
+    /// Whether an address is a service's, so that its other ports are refused.
+    #[must_use]
+    pub fn is_cluster_ip(address: IpAddr) -> bool {
+        let family = Family::of(address);
+        cluster_ips().any(|host| address == family.address(network::FRONTENDS, host))
+    }
+
+    /// Whether an address could be a service's, and is nobody's.
+    #[must_use]
+    pub fn is_unallocated(address: IpAddr) -> bool {
+        let within = match address {
+            IpAddr::V4(v4) => v4.octets()[..3] == [8, 0, network::FRONTENDS],
+            IpAddr::V6(v6) => v6.segments()[..7] == [0xfd00, 0, 0x86dd, network::FRONTENDS.into(), 0, 0, 0],
+        };
+        within && !Self::is_cluster_ip(address) && address != Family::of(address).address(network::FRONTENDS, ANOTHERS)
+    }
+
+    /// Writes all of it.
+    pub fn write(&self, programs: &mut Programs) -> Result<()> {
+        for service in &self.services {
+            service.write(programs)?;
+        }
+        for family in Family::BOTH {
+            programs.set_address(family.address(network::NODE, 1).into(), NODE_PORTS)?;
+            programs.set_address(family.address(network::NODE, 2).into(), HOST_NODE_PORTS)?;
+            programs.set_address(family.address(network::FRONTENDS, ANOTHERS).into(), FOREIGN)?;
+            for host in cluster_ips() {
+                programs.set_address(family.address(network::FRONTENDS, host).into(), CLUSTER_IP)?;
+            }
+            let length = if family == Family::V4 { 24 } else { 112 };
+            let services = Address::from(family.address(network::FRONTENDS, 0));
+            programs.set_prefix(CIDRS, PrefixKey::new(SERVICES, services, length), INSIDE)?;
+        }
+        Ok(())
+    }
+
+    /// Lets something happen to a service or one of its backends. What happens to flows is not seen here.
+    pub fn change(&mut self, programs: &mut Programs, change: &Change) -> Result<()> {
+        let (Change::Backend(name, ..) | Change::Service(name, _)) = change else {
+            return Ok(());
+        };
+        let service = self.services.iter_mut().find(|service| service.name == *name);
+        let service = service.with_context(|| format!("there is no service {name}"))?;
+        match change {
+            Change::Backend(_, index, to) => service
+                .backends
+                .get_mut(*index)
+                .with_context(|| format!("{name} has no backend {index}"))?
+                .change(*to),
+            Change::Service(_, is_present) => service.is_present = *is_present,
+            Change::Expire | Change::Evict(_) => {}
+        }
+        service.write(programs)
+    }
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Service {
+    fn write(&self, programs: &mut Programs) -> Result<()> {
+        for (slot, backend) in (self.base..).zip(&self.backends) {
+            programs.set_backend(backend.number, self.row(backend))?;
+            programs.set_slot(slot, backend.number)?;
+        }
+        let range = match u32::try_from(self.backends.len())? {
+            0 => Range::empty(self.verdict),
+            count => Range { base: self.base, count },
+        };
+        let value = ServiceValue {
+            service: self.number,
+            near: range,
+            far: range,
+            flags: self.flags,
+            affinity: self.affinity,
+        };
+        for key in self.keys() {
+            if self.is_present {
+                programs.set_service(key, value)?;
+            } else {
+                programs.remove_service(key)?;
+            }
+        }
+        if self.flags & RESTRICTED != 0
+            && let Some(frontend) = self.frontends.first()
+        {
+            let client = Family::of(frontend.ip()).address(network::CLIENTS, 1);
+            let length = if client.is_ipv4() { 32 } else { 128 };
+            let key = PrefixKey::new(self.number, client.into(), length);
+            programs.set_prefix(SOURCE_RANGES, key, INSIDE)?;
+        }
+        Ok(())
+    }
+
+    fn row(&self, backend: &Backend) -> BackendValue {
+        BackendValue {
+            address: backend.address.ip().into(),
+            port: Port::new(backend.address.port()),
+            state: backend.state,
+            flags: IN_CLUSTER_SET | if backend.is_local { LOCAL | IN_LOCAL_SET } else { 0 },
+            generation: backend.generation,
+            service: self.number,
+        }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = ServiceKey> {
+        self.frontends.iter().map(|frontend| {
+            let address = match (frontend.port(), frontend.ip()) {
+                (NODE_PORT, IpAddr::V4(_)) => Address::ANY_V4,
+                (NODE_PORT, IpAddr::V6(_)) => Address::ANY_V6,
+                (_, ip) => ip.into(),
+            };
+            ServiceKey::new(address, Port::new(frontend.port()), self.protocol)
+        })
+    }
+}
+
+/// Host numbers of the ClusterIPs.
+fn cluster_ips() -> impl Iterator<Item = u8> {
+    1..=9
+}
