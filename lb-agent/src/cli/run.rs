@@ -12,7 +12,7 @@ use tokio::{
 
 use super::logging;
 use crate::{
-    agent::{Agent, Inputs, Outputs},
+    agent::{self, Agent, Inputs, Outputs},
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
     health::{self, ProxyHealth},
@@ -88,12 +88,14 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         let (addresses, _) = addresses::watch();
         tokio::spawn(tell_addresses(addresses, sender));
     }
-    let plane = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
+    let (plane, link_hooks) = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
     tracing::info!(node = config.node_name, source, "started");
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
-    let (link_events, _links) = links::watch(rules, known_addresses);
+    let (notices, _watch) = links::watch(rules, known_addresses);
+    let (is_filled, filled) = watch::channel(false);
+    let links = agent::links::start(link_hooks, notices, filled).context("no thread for links")?;
     tokio::spawn(check_sysctls(served_families, config.set_sysctls));
 
     let (health_checks, wanted_checks) = watch::channel(health::Wanted::default());
@@ -102,13 +104,11 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let outputs = Outputs {
         node_addresses,
         families,
+        is_filled,
         health,
         health_checks,
     };
-    let inputs = Inputs {
-        batches,
-        links: link_events,
-    };
+    let inputs = Inputs { batches, links };
     for family in config.rules.node_port_addresses.unrestricted() {
         tracing::warn!("--node-port-addresses names no {family} address: NodePorts are served on each of them");
     }

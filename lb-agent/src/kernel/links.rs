@@ -55,6 +55,8 @@ pub struct Link {
     pub role: Role,
     /// Its packets have no header below IP.
     pub is_ip_only: bool,
+    /// A rule of the user's says so.
+    pub is_by_rule: bool,
 }
 
 /// What the watcher says.
@@ -76,4 +78,15 @@ pub enum LinkEvent {
         /// Interface index.
         index: u32,
     },
+}
+
+impl LinkEvent {
+    /// The index of the link.
+    #[must_use]
+    pub const fn index(&self) -> u32 {
+        match self {
+            Self::Is(link) => link.index,
+            Self::Gone { index } => *index,
+        }
+    }
 }

@@ -10,7 +10,7 @@ use lb_agent::desired::{
 };
 use lb_agent::kernel::links::{Link, LinkEvent, Role};
 use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, cleanup};
-use lb_agent::plane::{LinkState, Plane as _};
+use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
 
@@ -79,7 +79,7 @@ fn state(node: &Node, backend: &Pod) -> State {
 fn serve(node: &Node, pod: &Pod, state: &State) {
     let links = [(node.uplink(), Role::Uplink), (pod.host_link(), Role::Pod)];
     let serve = || {
-        let mut plane = EbpfPlane::start(EbpfOptions {
+        let (mut plane, mut hooks) = EbpfPlane::start(EbpfOptions {
             bpffs: node.bpffs().path(),
             cgroup: None,
             masquerade_mark: 0x4000,
@@ -94,8 +94,9 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
                 name: link.name.clone(),
                 role,
                 is_ip_only: false,
+                is_by_rule: false,
             });
-            assert_eq!(plane.link(&event)?, LinkState::Served, "{}", link.name);
+            assert_eq!(hooks.link(&event, Pace::Steady)?, LinkState::Served, "{}", link.name);
         }
         anyhow::Ok(())
     };
