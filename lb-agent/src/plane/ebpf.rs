@@ -35,6 +35,7 @@ mod addresses;
 mod adopt;
 mod batch;
 mod capabilities;
+mod chain;
 mod cleanup;
 mod clsact;
 mod hooks;

@@ -28,7 +28,7 @@ const SMALL: MapSizes = MapSizes {
 };
 
 /// One backend behind a NodePort, in both families and protocols.
-fn state(node: &Node, backend: &Pod) -> State {
+pub(crate) fn state(node: &Node, backend: &Pod) -> State {
     let route = Route {
         near: Target::Cluster,
         far: Target::Cluster,
@@ -76,7 +76,7 @@ fn state(node: &Node, backend: &Pod) -> State {
 
 /// Starts a plane in the node's namespace, fills it and attaches it to the uplink and to the pod's link. It works on
 /// when it is dropped, as always.
-fn serve(node: &Node, pod: &Pod, state: &State) {
+pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
     let links = [(node.uplink(), Role::Uplink), (pod.host_link(), Role::Pod)];
     let serve = || {
         let (mut plane, mut hooks) = EbpfPlane::start(EbpfOptions {
@@ -104,7 +104,7 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
 }
 
 #[track_caller]
-fn answered(client: &Client, node: &Node) {
+pub(crate) fn answered(client: &Client, node: &Node) {
     for ip in node.addresses() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let answer = client.ask(protocol, (ip, NODE_PORT).into());

@@ -14,6 +14,7 @@ mod clsact;
 mod endpoints;
 mod external;
 mod fixture;
+mod foreign;
 mod health;
 mod host_udp;
 mod interrupt;

@@ -16,6 +16,7 @@ use std::{
 use tracing::{debug, info, warn};
 
 use super::{
+    chain::{Chain, Mark},
     clsact::{self, Qdisc},
     lock::Lock,
     object::{Programs, link_program},
@@ -53,6 +54,19 @@ enum Attached {
     InHaste,
 }
 
+/// What is known of what others have on a link.
+#[derive(Debug, Default)]
+struct Known {
+    /// As the chains were when our programs were put there, or not.
+    marks: Vec<Mark>,
+    /// Our programs are there.
+    is_served: bool,
+    /// Programs of others that see packets before ours, as last reported.
+    before: [Vec<String>; 2],
+    /// The service proxy to which the link is left.
+    proxy: Option<&'static str>,
+}
+
 /// The links, and what is on them.
 #[derive(Debug)]
 pub struct LinkHooks {
@@ -63,8 +77,8 @@ pub struct LinkHooks {
     is_waiting: bool,
     /// Links whose clsact qdisc we made; another's stays when our programs go.
     made_qdiscs: HashSet<u32>,
-    /// Programs of others that run before ours, as last reported.
-    foreign: HashMap<(u32, Direction), Vec<String>>,
+    /// What is known of links, by index.
+    known: HashMap<u32, Known>,
     _lock: Arc<Lock>,
 }
 
@@ -83,9 +97,50 @@ impl LinkHooks {
             way: if force_clsact { Way::Clsact } else { Way::TcxIfThere },
             is_waiting,
             made_qdiscs: HashSet::new(),
-            foreign: HashMap::new(),
+            known: HashMap::new(),
             _lock: lock,
         }
+    }
+
+    /// Serves a link, unless another service proxy does.
+    fn attend(&mut self, link: &Link, pace: Pace) -> Result<LinkState, PlaneError> {
+        let chains = Direction::ALL.map(|direction| Chain::read(&self.pins, link.index, direction));
+        // What cannot be told does not keep a link from being served.
+        let chains: Vec<Chain> = chains.into_iter().flatten().collect();
+        let proxy = chains.iter().find_map(Chain::proxy).filter(|_| !link.is_by_rule);
+        let known = self.known.entry(link.index).or_default();
+        let state = if let Some((proxy, programs)) = proxy {
+            let is_new = known.proxy.replace(proxy) != Some(proxy);
+            self.detach(link.index)?;
+            if is_new {
+                warn!(
+                    link = %link.name,
+                    ?programs,
+                    "left alone: {proxy} serves this link; `--link {}=pod` (or uplink, tunnel) has it served \
+                     all the same",
+                    link.name
+                );
+            }
+            LinkState::LeftAlone
+        } else {
+            known.proxy = None;
+            if known.is_served && !chains.iter().all(Chain::has_ours) {
+                warn!(link = %link.name, "our programs have been taken off the link: putting them back");
+            }
+            self.attach(link, pace)?
+        };
+        // One that is served in haste has another turn soon.
+        if state == LinkState::Served {
+            self.report_foreign(link);
+        }
+        let known = self.known.entry(link.index).or_default();
+        known.is_served = matches!(state, LinkState::Served | LinkState::ServedInHaste);
+        // Only to see changes: where they cannot be read there are none.
+        let marks = Direction::ALL.map(|direction| Mark::read(link.index, direction));
+        if let Ok(marks) = marks.into_iter().collect() {
+            known.marks = marks;
+        }
+        Ok(state)
     }
 
     fn attach(&mut self, link: &Link, pace: Pace) -> Result<LinkState, PlaneError> {
@@ -114,9 +169,6 @@ impl LinkHooks {
                 what: format!("take filters off link {}", link.name),
                 source,
             })?;
-        }
-        for direction in ATTACH_ORDER {
-            self.report_foreign(link, direction);
         }
         Ok(state)
     }
@@ -172,7 +224,6 @@ impl LinkHooks {
             source,
         };
         for direction in DETACH_ORDER {
-            self.foreign.remove(&(ifindex, direction));
             let path = self.pins.link(LinkName::Tcx(direction, ifindex));
             pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;
         }
@@ -193,46 +244,31 @@ impl LinkHooks {
         }
     }
 
-    /// Says which programs of others run before ours, when that has changed.
-    fn report_foreign(&mut self, link: &Link, direction: Direction) {
-        // Only for the report: what cannot be read is not reported.
-        let foreign = self.before_ours(link.index, direction).unwrap_or_default();
-        let hook = (link.index, direction);
-        if foreign.is_empty() {
-            self.foreign.remove(&hook);
-        } else if self.foreign.get(&hook) != Some(&foreign) {
-            warn!(
-                link = %link.name,
-                hook = direction.name(),
-                programs = ?foreign,
-                "programs of others run before ours and may hide packets from it"
-            );
-            self.foreign.insert(hook, foreign);
+    /// Says which programs of others see packets before ours, when that has changed.
+    fn report_foreign(&mut self, link: &Link) {
+        let known = self.known.entry(link.index).or_default();
+        for (direction, reported) in Direction::ALL.into_iter().zip(&mut known.before) {
+            // What cannot be read is not reported.
+            let Ok(chain) = Chain::read(&self.pins, link.index, direction) else {
+                continue;
+            };
+            let before = chain.before_ours();
+            let hook = direction.name();
+            if before == *reported {
+                continue;
+            }
+            if before.is_empty() {
+                info!(link = %link.name, hook, "our program is the first again");
+            } else {
+                warn!(
+                    link = %link.name,
+                    hook,
+                    programs = ?before,
+                    "programs of others see packets before ours and may hide them from it"
+                );
+            }
+            *reported = before;
         }
-    }
-
-    fn before_ours(&self, ifindex: u32, direction: Direction) -> io::Result<Vec<String>> {
-        if self.way == Way::Clsact {
-            let chain = clsact::chain(ifindex, direction)?;
-            let before = chain.into_iter().take_while(|filter| !filter.is_ours());
-            return Ok(before.map(|filter| filter.name).collect());
-        }
-        let path = self.pins.link(LinkName::Tcx(direction, ifindex));
-        let Some(fd) = pins::open(&path)? else {
-            return Ok(Vec::new());
-        };
-        let ours = sys::link_info(fd.as_fd())?.id;
-        let chain = sys::tcx_chain(ifindex, direction)?;
-        let before = chain.into_iter().take_while(|entry| entry.link != ours);
-        Ok(before
-            .map(|entry| {
-                // The name takes CAP_SYS_ADMIN.
-                match sys::program_name(entry.program) {
-                    Ok(name) => format!("{name} (id {})", entry.program),
-                    Err(_) => format!("id {}", entry.program),
-                }
-            })
-            .collect())
     }
 
     /// Whether a program of ours, or of an earlier agent, is on a link, as far as can be told.
@@ -255,8 +291,11 @@ impl LinkPlane for LinkHooks {
         };
         match event {
             _ if must_wait => Ok(LinkState::Waiting),
-            LinkEvent::Is(link) => self.attach(link, pace),
-            LinkEvent::Gone { index } => self.detach(*index).map(|()| LinkState::Gone),
+            LinkEvent::Is(link) => self.attend(link, pace),
+            LinkEvent::Gone { index } => {
+                self.known.remove(index);
+                self.detach(*index).map(|()| LinkState::Gone)
+            }
         }
     }
 
@@ -264,8 +303,18 @@ impl LinkPlane for LinkHooks {
         self.is_waiting = false;
     }
 
-    fn look(&mut self, _link: &Link) -> bool {
-        false
+    fn look(&mut self, link: &Link) -> bool {
+        let Some(known) = self.known.get(&link.index) else {
+            return false;
+        };
+        let marks = Direction::ALL.map(|direction| Mark::read(link.index, direction));
+        match marks.into_iter().collect::<io::Result<Vec<_>>>() {
+            Ok(marks) => marks != known.marks,
+            Err(error) => {
+                debug!(link = %link.name, %error, "cannot look at the programs on it");
+                false
+            }
+        }
     }
 }
 
@@ -292,7 +341,7 @@ pub(super) fn pinned(pins: &Pins, direction: Direction, ifindex: u32) -> io::Res
         Err(error) if is_gone(&error) => return Ok(None),
         result => result?,
     };
-    let is_there = chain.iter().any(|entry| entry.link == info.id);
+    let is_there = chain.entries.iter().any(|entry| entry.link == info.id);
     Ok(is_there.then_some(AttachedLink {
         fd,
         program: info.program,
