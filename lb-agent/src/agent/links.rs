@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{retries::Retries, sleep_until};
 use crate::{
-    kernel::links::{Link, LinkEvent, Notice},
+    kernel::links::{Link, LinkEvent, Notice, Role},
     plane::{LinkPlane, LinkState, Pace},
 };
 
@@ -31,30 +31,41 @@ const STEADY_AT_ONCE: u32 = 16;
 /// How often another one may.
 const STEADY_EACH: Duration = Duration::from_millis(250);
 
+/// What others may want to know of the links. Ends with the thread that attends to them.
+#[derive(Debug)]
+pub struct Served {
+    /// Whether each link that was there at the start has had its turn.
+    pub all: watch::Receiver<bool>,
+    /// Uplinks and tunnels that take part, by index.
+    pub paths: watch::Receiver<BTreeMap<u32, Link>>,
+}
+
 /// Attends to links on a new thread until the notices end, or the process does. `is_filled` is whether the
-/// plane holds a complete state. What is returned becomes true when each link that was there at the start
-/// has had its turn, and ends with the thread.
+/// plane holds a complete state.
 pub fn start<P: LinkPlane + Send + 'static>(
     plane: P,
     notices: mpsc::Receiver<Notice>,
     is_filled: watch::Receiver<bool>,
-) -> io::Result<watch::Receiver<bool>> {
-    let (all_served, served) = watch::channel(false);
+) -> io::Result<Served> {
+    let (all_served, all) = watch::channel(false);
+    let (paths_sender, paths) = watch::channel(BTreeMap::new());
     // Only to wait on channels and for time: no input or output.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     thread::Builder::new()
         .name("links".to_owned())
-        .spawn(move || runtime.block_on(Links::new(plane).run(notices, is_filled, all_served)))?;
-    Ok(served)
+        .spawn(move || runtime.block_on(Links::new(plane, paths_sender).run(notices, is_filled, all_served)))?;
+    Ok(Served { all, paths })
 }
 
 /// What is known of the links, and whose turn it is.
-pub(super) struct Links<P> {
+struct Links<P> {
     plane: P,
     turns: Turns,
     budget: Budget,
     /// Those that take part.
     known: BTreeMap<u32, Link>,
+    /// Those of them that are not pods'.
+    paths: watch::Sender<BTreeMap<u32, Link>>,
     failed: Retries<u32>,
     /// By index, the last event of each link that the plane put off until it is filled.
     waiting: BTreeMap<u32, LinkEvent>,
@@ -139,9 +150,10 @@ impl Budget {
 
 impl<P: LinkPlane> Links<P> {
     /// None known yet.
-    pub(super) fn new(plane: P) -> Self {
+    fn new(plane: P, paths: watch::Sender<BTreeMap<u32, Link>>) -> Self {
         Self {
             plane,
+            paths,
             turns: Turns::default(),
             budget: Budget::new(Instant::now()),
             known: BTreeMap::new(),
@@ -158,7 +170,7 @@ impl<P: LinkPlane> Links<P> {
     }
 
     /// Attends to links until the notices end.
-    pub(super) async fn run(
+    async fn run(
         mut self,
         mut notices: mpsc::Receiver<Notice>,
         mut is_filled: watch::Receiver<bool>,
@@ -174,13 +186,13 @@ impl<P: LinkPlane> Links<P> {
                 self.stop_waiting();
             }
             self.note_due(Instant::now());
+            if self.all_told && self.first.is_empty() {
+                all_served.send_if_modified(|told| !std::mem::replace(told, true));
+            }
             if self.work() {
                 // Nobody else is on this thread, but the clock has to be looked at.
                 yield_now().await;
                 continue;
-            }
-            if self.all_told && self.first.is_empty() {
-                all_served.send_if_modified(|told| !std::mem::replace(told, true));
             }
             let settle = (!self.hasty.is_empty()).then(|| self.budget.ample_from(Instant::now()));
             let due = self
@@ -214,10 +226,21 @@ impl<P: LinkPlane> Links<P> {
         self.failed.forget(&index);
         self.waiting.remove(&index);
         self.hasty.remove(&index);
-        match &event {
-            LinkEvent::Is(link) => self.known.insert(index, link.clone()),
-            LinkEvent::Gone { .. } => self.known.remove(&index),
+        let link = match &event {
+            LinkEvent::Is(link) => Some(link.clone()),
+            LinkEvent::Gone { .. } => None,
         };
+        let before = match link.clone() {
+            Some(link) => self.known.insert(index, link),
+            None => self.known.remove(&index),
+        };
+        let path = link.filter(|link| link.role != Role::Pod);
+        if path.is_some() || before.is_some_and(|link| link.role != Role::Pod) {
+            self.paths.send_modify(|paths| match path {
+                Some(path) => drop(paths.insert(index, path)),
+                None => drop(paths.remove(&index)),
+            });
+        }
         if !self.all_told {
             self.first.insert(index);
         }

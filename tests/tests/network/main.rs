@@ -28,3 +28,4 @@ mod restart;
 mod services;
 mod sources;
 mod stale;
+mod uplinks;

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{kernel::links::Role, plane::PlaneError};
+use crate::plane::PlaneError;
 
 /// Long enough that what comes before a look has been done.
 const LOOK_EACH: Duration = Duration::from_secs(4);
@@ -80,6 +80,7 @@ struct Running {
     notices: mpsc::Sender<Notice>,
     is_filled: watch::Sender<bool>,
     all_served: watch::Receiver<bool>,
+    paths: watch::Receiver<BTreeMap<u32, Link>>,
     task: JoinHandle<()>,
 }
 
@@ -92,7 +93,8 @@ impl Running {
         let (notices, receiver) = mpsc::channel(1024);
         let (is_filled, filled) = watch::channel(false);
         let (sender, all_served) = watch::channel(false);
-        let mut links = Links::new(plane.clone());
+        let (paths_sender, paths) = watch::channel(BTreeMap::new());
+        let mut links = Links::new(plane.clone(), paths_sender);
         links.look_each = LOOK_EACH;
         links.next_look = Instant::now() + LOOK_EACH;
         let task = tokio::spawn(links.run(receiver, filled, sender));
@@ -101,6 +103,7 @@ impl Running {
             notices,
             is_filled,
             all_served,
+            paths,
             task,
         }
     }
@@ -243,6 +246,29 @@ async fn links_are_looked_at_and_told_again_where_something_was_done() {
     links.plane.0.lock().unwrap().disturbed = Vec::new();
     calls.sort_unstable();
     assert_eq!(calls, ["link veth2", "look veth1", "look veth2"]);
+}
+
+#[tokio::test]
+async fn uplinks_and_tunnels_are_told_of_and_pods_are_not() {
+    let mut links = Running::start();
+    let with = |index, role| {
+        Notice::Link(LinkEvent::Is(Link {
+            index,
+            name: format!("link{index}"),
+            role,
+            is_ip_only: false,
+            is_by_rule: false,
+        }))
+    };
+    let mut told_after = async |notices: &[Notice]| {
+        links.tell(notices.to_vec());
+        sleep(Duration::from_millis(50)).await;
+        links.paths.borrow_and_update().keys().copied().collect::<Vec<_>>()
+    };
+    let all = [with(1, Role::Uplink), with(2, Role::Pod), with(3, Role::Tunnel)];
+    assert_eq!(told_after(&all).await, [1, 3]);
+    assert_eq!(told_after(&[with(1, Role::Pod), with(2, Role::Uplink)]).await, [2, 3]);
+    assert_eq!(told_after(&[gone(3), gone(2)]).await, [0; 0]);
 }
 
 #[tokio::test]
