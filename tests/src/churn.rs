@@ -88,9 +88,11 @@ impl Churn {
             netns: &self.pods,
             name: &name,
         };
+        // Plugins attach pods in one way or the other.
+        let bridge = self.next.is_multiple_of(2).then_some(node.bridge().index);
         node.netns()
             .netlink()?
-            .add_veth_in_group(&name, peer, plan::POD_MTU, group)?;
+            .add_veth_in_group(&name, peer, plan::POD_MTU, group, bridge)?;
         self.next += 1;
         Ok(())
     }

@@ -134,18 +134,29 @@ impl Netlink {
         })
     }
 
-    /// The same with the end here up, and in a group of links that can be removed together.
-    pub fn add_veth_in_group(&self, here: &str, peer: End<'_>, mtu: u32, group: u32) -> Result<()> {
+    /// The same with the end here up, in a group of links that can be removed together, and if so wanted a port of a
+    /// bridge.
+    pub fn add_veth_in_group(
+        &self,
+        here: &str,
+        peer: End<'_>,
+        mtu: u32,
+        group: u32,
+        bridge: Option<u32>,
+    ) -> Result<()> {
         let peer_message = LinkUnspec::new_with_name(peer.name)
             .setns_by_fd(peer.netns.as_fd().as_raw_fd())
             .mtu(mtu)
             .build();
-        let message = LinkVeth::new(here, peer.name)
+        let mut message = LinkVeth::new(here, peer.name)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(peer_message)))
             .mtu(mtu)
             .link_group(group)
-            .up()
-            .build();
+            .up();
+        if let Some(bridge) = bridge {
+            message = message.controller(bridge);
+        }
+        let message = message.build();
         let added = runtime().block_on(self.handle.link().add(message).execute());
         added.with_context(|| format!("adding the veth link {here} to group {group}"))
     }

@@ -27,5 +27,6 @@ mod reject;
 mod restart;
 mod services;
 mod sources;
+mod stacked;
 mod stale;
 mod uplinks;

@@ -145,6 +145,17 @@ impl LinkTable {
         !self.links.contains_key(&facts.index)
     }
 
+    /// The Ethernet addresses of all links.
+    pub(super) fn macs(&self) -> BTreeSet<[u8; 6]> {
+        self.links.values().filter_map(|facts| facts.mac).collect()
+    }
+
+    /// Whether a link is an uplink, as last told.
+    pub(super) fn is_uplink(&self, index: u32) -> bool {
+        let told = self.told.get(&index).and_then(Option::as_ref);
+        told.is_some_and(|link| link.role == Role::Uplink)
+    }
+
     /// What is known of a link.
     pub(super) fn link(&self, index: u32) -> Option<&Facts> {
         self.links.get(&index)
