@@ -2,18 +2,20 @@
 //!
 //! Nothing is written before there is a complete list of each kind, so that an agent that starts
 //! never takes a service for deleted that it has not heard of yet. Links are attended to from the
-//! first moment: what the kernel holds from a former run goes on serving new pods meanwhile.
+//! first moment, on a thread of their own ([`links`]): what the kernel holds from a former run goes on
+//! serving new pods meanwhile.
 //!
 //! A batch of work is whatever has come while the batch before was written. There is no other
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
 mod external_ips;
+pub mod links;
 mod retries;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::IpAddr,
     time::{Duration, Instant},
 };
@@ -28,10 +30,9 @@ use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
     health::{ProxyHealth, Wanted},
-    kernel::links::{Link, LinkEvent, Notice},
     model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
-    plane::{LinkState, Outcome, Plane, PlaneError},
+    plane::{Outcome, Plane, PlaneError},
 };
 
 /// Failures that a log line each is worth; more are one line together.
@@ -41,8 +42,8 @@ const NAMED_FAILURES: usize = 5;
 pub struct Inputs {
     /// Objects.
     pub batches: mpsc::Receiver<Batch>,
-    /// Links.
-    pub links: mpsc::Receiver<Notice>,
+    /// Whether all links have been attended to that were there at the start.
+    pub links: watch::Receiver<bool>,
 }
 
 /// What the agent tells others.
@@ -51,6 +52,8 @@ pub struct Outputs {
     pub node_addresses: watch::Sender<Option<BTreeSet<IpAddr>>>,
     /// The families that have had a service.
     pub families: watch::Sender<BTreeSet<Family>>,
+    /// Whether the plane holds a complete state.
+    pub is_filled: watch::Sender<bool>,
     /// How the programming goes, and whether the node is to have traffic.
     pub health: ProxyHealth,
     /// What is to be answered at healthCheckNodePorts.
@@ -75,18 +78,13 @@ pub struct Agent<P> {
     started: Instant,
     /// What the first sync came to, once the kernel has been given a complete state.
     first_sync: Option<FirstSync>,
-    /// Whether all links have been told of that were there at the start.
+    /// Whether all links have been attended to that were there at the start.
     has_all_links: bool,
     conflicts: BTreeSet<Conflict>,
     /// Where they are served.
     external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
     failed_addresses: Retries<()>,
-    failed_links: Retries<u32>,
-    /// The links of `failed_links`, by index.
-    links: BTreeMap<u32, Link>,
-    /// By index, the last event of each link that the plane put off until the first sync.
-    waiting_links: BTreeMap<u32, LinkEvent>,
 }
 
 impl<P: Plane> Agent<P> {
@@ -103,9 +101,6 @@ impl<P: Plane> Agent<P> {
             conflicts: BTreeSet::new(),
             failed_services: Retries::default(),
             failed_addresses: Retries::default(),
-            failed_links: Retries::default(),
-            links: BTreeMap::new(),
-            waiting_links: BTreeMap::new(),
         }
     }
 
@@ -124,14 +119,13 @@ impl<P: Plane> Agent<P> {
                 biased;
                 () = &mut stop => return Ok(()),
                 _ = second.tick() => self.plane.tick(),
-                notice = inputs.links.recv() => match notice {
-                    Some(Notice::Link(event)) => self.link(event),
-                    Some(Notice::AllTold) => {
-                        self.has_all_links = true;
-                        self.tell_ready();
+                changed = inputs.links.changed() => {
+                    if changed.is_err() {
+                        bail!("the links of the node are not attended to any more");
                     }
-                    None => bail!("the links of the node are not watched any more"),
-                },
+                    self.has_all_links = *inputs.links.borrow_and_update();
+                    self.tell_ready();
+                }
                 batch = inputs.batches.recv() => {
                     let Some(batch) = batch else {
                         bail!("the objects are not watched any more");
@@ -200,9 +194,7 @@ impl<P: Plane> Agent<P> {
         self.tell_programmed(&outcome);
         self.note_failures(outcome);
         self.tell_health_checks();
-        for (index, event) in std::mem::take(&mut self.waiting_links) {
-            self.try_link(index, event);
-        }
+        self.outputs.is_filled.send_replace(true);
         self.tell_ready();
         Ok(())
     }
@@ -302,64 +294,15 @@ impl<P: Plane> Agent<P> {
         }
     }
 
-    fn link(&mut self, event: LinkEvent) {
-        let index = match &event {
-            LinkEvent::Is(link) => link.index,
-            LinkEvent::Gone { index } => *index,
-        };
-        // Whatever was to be tried again: this is newer.
-        self.failed_links.forget(&index);
-        self.links.remove(&index);
-        self.waiting_links.remove(&index);
-        self.try_link(index, event);
-    }
-
-    fn try_link(&mut self, index: u32, event: LinkEvent) {
-        let result = self.plane.link(&event);
-        match (event, result) {
-            (LinkEvent::Is(link), Ok(LinkState::Served)) => {
-                self.failed_links.forget(&index);
-                self.links.remove(&index);
-                tracing::info!(link = link.name, index, role = ?link.role, "link is served");
-            }
-            (event, Ok(LinkState::Waiting)) => {
-                tracing::debug!(index, "link stays as it is until there are complete lists");
-                self.waiting_links.insert(index, event);
-            }
-            (LinkEvent::Is(_) | LinkEvent::Gone { .. }, Ok(LinkState::Served | LinkState::Gone)) => {
-                self.failed_links.forget(&index);
-                self.links.remove(&index);
-                tracing::debug!(index, "link is gone");
-            }
-            (LinkEvent::Is(link), Err(error)) => {
-                tracing::warn!(link = link.name, index, role = ?link.role, "not served: {error}");
-                self.failed_links.failed(index, Instant::now());
-                self.links.insert(index, link);
-            }
-            // The link takes its programs along.
-            (LinkEvent::Gone { .. }, Err(error)) => tracing::debug!(index, "{error}"),
-        }
-    }
-
     fn next_retry(&self) -> Option<Instant> {
         let services = self.failed_services.next();
         let addresses = self.failed_addresses.next();
-        services
-            .into_iter()
-            .chain(addresses)
-            .chain(self.failed_links.next())
-            .min()
+        services.into_iter().chain(addresses).min()
     }
 
     /// Tries again what is due, with what the model wants by now.
     fn retry(&mut self) {
         let now = Instant::now();
-        for index in self.failed_links.due(now) {
-            if let Some(link) = self.links.get(&index).cloned() {
-                self.try_link(index, LinkEvent::Is(link));
-            }
-        }
-
         let state = self.cluster.state();
         let names = self.failed_services.due(now).into_iter();
         let services = names.map(|name| {

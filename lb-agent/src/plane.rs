@@ -2,7 +2,7 @@
 
 use crate::{
     desired::{Change, ServicePortName, State},
-    kernel::links::LinkEvent,
+    kernel::links::{Link, LinkEvent},
 };
 
 pub mod ebpf;
@@ -19,13 +19,32 @@ pub trait Plane {
     /// state it had.
     fn apply(&mut self, change: &Change) -> Outcome;
 
-    /// A link came, changed or went. Says what it is to the plane now; one that is waiting is to be
-    /// told again after [`Plane::replace`].
-    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError>;
-
     /// Called about once a second, for what has to wait: slots of ranges that running programs may
     /// still read.
     fn tick(&mut self);
+}
+
+/// The side of a plane that is on the links. The kernel may take long over a link and holds up
+/// whoever asks, so this has a thread of its own and services do not wait for it.
+pub trait LinkPlane {
+    /// A link came, changed or went. Says what it is to the plane now.
+    fn link(&mut self, event: &LinkEvent, pace: Pace) -> Result<LinkState, PlaneError>;
+
+    /// The plane holds a complete state: links that were [`LinkState::Waiting`] are to be told again.
+    fn stop_waiting(&mut self);
+
+    /// Looks at a link that is to be served, for what others have done there. Says whether it is to be
+    /// told again.
+    fn look(&mut self, link: &Link) -> bool;
+}
+
+/// How much time there is for a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pace {
+    /// As much as it takes.
+    Steady,
+    /// Others wait: the quickest way that serves it.
+    Hurried,
 }
 
 /// What a link is to a plane.
@@ -33,6 +52,10 @@ pub trait Plane {
 pub enum LinkState {
     /// Its clients are served by this plane.
     Served,
+    /// They are, in the quickest way. To be told again, steadily, once no other link waits.
+    ServedInHaste,
+    /// It carries another service proxy's programs, which serve its clients.
+    LeftAlone,
     /// Whatever an earlier agent put there stays until there is a complete state.
     Waiting,
     /// It is not there, or takes no part.

@@ -14,6 +14,7 @@
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
+//! * [`hooks`], [`foreign`], [`churn`]: programs on links, those of others, and links that come and go fast.
 //! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
 //!
 //! ```no_run
@@ -44,10 +45,13 @@ pub mod agent;
 pub mod bpffs;
 pub mod capture;
 pub mod cgroup;
+pub mod churn;
 pub mod client;
 pub mod controlplane;
 pub mod ethtool;
+pub mod foreign;
 pub mod fuzz;
+pub mod hooks;
 pub mod http;
 pub mod interrupt;
 pub mod manifests;

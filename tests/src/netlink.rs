@@ -134,6 +134,41 @@ impl Netlink {
         })
     }
 
+    /// The same with the end here up, in a group of links that can be removed together, and if so wanted a port of a
+    /// bridge.
+    pub fn add_veth_in_group(
+        &self,
+        here: &str,
+        peer: End<'_>,
+        mtu: u32,
+        group: u32,
+        bridge: Option<u32>,
+    ) -> Result<()> {
+        let peer_message = LinkUnspec::new_with_name(peer.name)
+            .setns_by_fd(peer.netns.as_fd().as_raw_fd())
+            .mtu(mtu)
+            .build();
+        let mut message = LinkVeth::new(here, peer.name)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer_message)))
+            .mtu(mtu)
+            .link_group(group)
+            .up();
+        if let Some(bridge) = bridge {
+            message = message.controller(bridge);
+        }
+        let message = message.build();
+        let added = runtime().block_on(self.handle.link().add(message).execute());
+        added.with_context(|| format!("adding the veth link {here} to group {group}"))
+    }
+
+    /// Removes all links of a group at once.
+    pub fn remove_group(&self, group: u32) -> Result<()> {
+        let mut request = self.handle.link().del(0);
+        request.message_mut().attributes.push(LinkAttribute::Group(group));
+        let removed = runtime().block_on(request.execute());
+        removed.with_context(|| format!("removing the links of group {group}"))
+    }
+
     /// Makes a bridge, up.
     pub fn add_bridge(&self, name: &str, mtu: u32) -> Result<Link> {
         let message = LinkBridge::new(name).mtu(mtu).up().build();

@@ -60,7 +60,13 @@ pub const PARITY: Verb = Verb {
 pub const BENCH: Verb = Verb {
     name: "bench",
     profile: Profile::Release,
-    components: |_| Component::FOR_TESTS,
+    components: |args| {
+        if args.first().is_some_and(|arg| arg == "links") {
+            &[]
+        } else {
+            Component::FOR_TESTS
+        }
+    },
     packages: &[],
 };
 

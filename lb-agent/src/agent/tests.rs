@@ -10,7 +10,6 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::*;
 use crate::{
     desired::{Protocol, State},
-    kernel::links::Role,
     model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
     plane::PlaneError,
 };
@@ -20,8 +19,6 @@ use crate::{
 struct Record {
     calls: Vec<String>,
     refuse: Vec<String>,
-    /// Links wait for the first state.
-    waits: bool,
     /// The first state cannot be taken on.
     fails: bool,
 }
@@ -63,7 +60,6 @@ impl FakePlane {
 
 impl Plane for FakePlane {
     fn replace(&mut self, state: &State) -> anyhow::Result<Outcome> {
-        self.0.lock().unwrap().waits = false;
         if self.0.lock().unwrap().fails {
             bail!("no place to take");
         }
@@ -76,22 +72,6 @@ impl Plane for FakePlane {
             "apply",
             services.map(|(name, service)| (name, service.is_some())).collect(),
         )
-    }
-
-    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
-        let mut record = self.0.lock().unwrap();
-        if record.waits {
-            return Ok(LinkState::Waiting);
-        }
-        let (call, name, state) = match event {
-            LinkEvent::Is(link) => (format!("link {}", link.name), link.name.clone(), LinkState::Served),
-            LinkEvent::Gone { index } => (format!("gone {index}"), String::new(), LinkState::Gone),
-        };
-        record.calls.push(call);
-        if record.refuse.contains(&name) {
-            return Err(refusal(Protocol::Tcp));
-        }
-        Ok(state)
     }
 
     fn tick(&mut self) {}
@@ -114,7 +94,8 @@ fn refusal(protocol: Protocol) -> PlaneError {
 struct Running {
     plane: FakePlane,
     batches: mpsc::Sender<Batch>,
-    links: mpsc::Sender<Notice>,
+    links: watch::Sender<bool>,
+    is_filled: watch::Receiver<bool>,
     node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     health: ProxyHealth,
     health_checks: watch::Receiver<Wanted>,
@@ -130,7 +111,8 @@ impl Running {
     fn under(rules: Rules) -> Self {
         let plane = FakePlane::default();
         let (batch_sender, batches) = crate::objects::channel();
-        let (link_sender, links) = mpsc::channel(8);
+        let (link_sender, links) = watch::channel(false);
+        let (filled_sender, is_filled) = watch::channel(false);
         let (address_sender, node_addresses) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let (check_sender, health_checks) = watch::channel(Wanted::default());
@@ -138,6 +120,7 @@ impl Running {
         let outputs = Outputs {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
+            is_filled: filled_sender,
             health: health.clone(),
             health_checks: check_sender,
         };
@@ -148,6 +131,7 @@ impl Running {
             plane,
             batches: batch_sender,
             links: link_sender,
+            is_filled,
             node_addresses,
             health,
             health_checks,
@@ -229,23 +213,6 @@ fn applied(service: Service) -> Event {
     Event::Services(Update::Apply(service.into()))
 }
 
-fn link(name: &str) -> Notice {
-    link_at(7, name)
-}
-
-fn gone(index: u32) -> Notice {
-    Notice::Link(LinkEvent::Gone { index })
-}
-
-fn link_at(index: u32, name: &str) -> Notice {
-    Notice::Link(LinkEvent::Is(Link {
-        index,
-        name: name.into(),
-        role: Role::Pod,
-        is_ip_only: false,
-    }))
-}
-
 #[tokio::test]
 async fn nothing_is_written_before_each_kind_has_a_complete_list() {
     let agent = Running::start();
@@ -298,43 +265,14 @@ async fn addresses_that_cannot_be_written_are_tried_again() {
 }
 
 #[tokio::test]
-async fn links_are_served_from_the_first_moment_and_tried_again() {
-    let agent = Running::start();
-    agent.plane.refuse(&["veth0"]);
-    agent.links.send(link("veth0")).await.unwrap();
-    assert_eq!(agent.calls(2).await, ["link veth0", "link veth0"]);
-    agent.plane.refuse(&[]);
-    assert_eq!(agent.calls(1).await, ["link veth0"]);
-}
-
-#[tokio::test]
-async fn a_link_that_is_gone_is_not_tried_again() {
-    let agent = Running::start();
-    agent.plane.refuse(&["veth0"]);
-    agent.links.send(link("veth0")).await.unwrap();
-    agent.links.send(gone(7)).await.unwrap();
-    assert_eq!(agent.calls(2).await, ["link veth0", "gone 7"]);
-    time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(agent.plane.calls(), [""; 0]);
-}
-
-#[tokio::test]
-async fn a_link_that_the_plane_put_off_is_told_again_after_the_first_state() {
-    let agent = Running::start();
-    agent.plane.0.lock().unwrap().waits = true;
-    for notice in [
-        link_at(5, "veth0"),
-        link_at(6, "veth1"),
-        gone(6),
-        link_at(5, "renamed"),
-        gone(8),
-    ] {
-        agent.links.send(notice).await.unwrap();
-    }
+async fn those_at_the_links_are_told_when_the_plane_holds_a_complete_state() {
+    let mut agent = Running::start();
+    agent.send(vec![list(Vec::new())]).await;
     time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(agent.plane.calls(), [""; 0]);
+    assert!(!*agent.is_filled.borrow());
     agent.send_lists(Vec::new()).await;
-    assert_eq!(agent.calls(4).await, ["replace ", "link renamed", "gone 6", "gone 8"]);
+    agent.is_filled.changed().await.unwrap();
+    assert_eq!(agent.plane.calls(), ["replace "]);
 }
 
 #[tokio::test]
@@ -480,6 +418,10 @@ async fn it_ends_when_it_is_told_to_and_fails_when_a_source_ends() {
 
     let agent = Running::start();
     drop(agent.batches);
+    assert!(agent.task.await.unwrap().is_err());
+
+    let agent = Running::start();
+    drop(agent.links);
     assert!(agent.task.await.unwrap().is_err());
 }
 

@@ -1,6 +1,12 @@
 //! `lb-agent run`.
 
-use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    time::Instant,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -12,11 +18,15 @@ use tokio::{
 
 use super::logging;
 use crate::{
-    agent::{Agent, Inputs, Outputs},
+    agent::{self, Agent, Inputs, Outputs},
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
     health::{self, ProxyHealth},
-    kernel::{addresses, cgroup, links, sysctls},
+    kernel::{
+        addresses, cgroup,
+        links::{self, Link},
+        sysctls,
+    },
     model::Event,
     objects::{self, Batch, folder, kube},
     plane::ebpf::{EbpfOptions, EbpfPlane},
@@ -88,12 +98,19 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         let (addresses, _) = addresses::watch();
         tokio::spawn(tell_addresses(addresses, sender));
     }
-    let plane = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
+    let (plane, link_hooks) = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
     tracing::info!(node = config.node_name, source, "started");
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
-    let (link_events, _links) = links::watch(rules, known_addresses);
+    let (notices, _watch) = links::watch(rules, known_addresses);
+    let (is_filled, filled) = watch::channel(false);
+    let served_links = agent::links::start(link_hooks, notices, filled).context("no thread for links")?;
+    tokio::spawn(check_return_paths(
+        served_families.clone(),
+        served_links.paths,
+        config.set_sysctls,
+    ));
     tokio::spawn(check_sysctls(served_families, config.set_sysctls));
 
     let (health_checks, wanted_checks) = watch::channel(health::Wanted::default());
@@ -102,12 +119,13 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let outputs = Outputs {
         node_addresses,
         families,
+        is_filled,
         health,
         health_checks,
     };
     let inputs = Inputs {
         batches,
-        links: link_events,
+        links: served_links.all,
     };
     for family in config.rules.node_port_addresses.unrestricted() {
         tracing::warn!("--node-port-addresses names no {family} address: NodePorts are served on each of them");
@@ -167,29 +185,61 @@ async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool)
         let families: BTreeSet<Family> = served.borrow_and_update().clone();
         let new: Vec<Family> = families.difference(&checked).copied().collect();
         checked = families;
-        let findings = match sysctls::check(&new) {
-            Ok(findings) => findings,
-            Err(error) => {
-                tracing::warn!("the sysctls cannot be read: {error}");
-                continue;
-            }
-        };
-        let (done, failed) = if set {
-            sysctls::set(&findings)
-        } else {
-            Default::default()
-        };
-        for finding in &done {
-            tracing::info!(sysctl = finding.name, before = finding.value, "set");
+        tell_or_set(sysctls::check(&new), set);
+    }
+}
+
+/// The same for what depends on the links by which packets of services come in, as soon as IPv4 has a service.
+async fn check_return_paths(
+    mut served: watch::Receiver<BTreeSet<Family>>,
+    mut links: watch::Receiver<BTreeMap<u32, Link>>,
+    set: bool,
+) {
+    if served
+        .wait_for(|families| families.contains(&Family::V4))
+        .await
+        .is_err()
+    {
+        return;
+    }
+    let mut told = BTreeSet::new();
+    loop {
+        let known: Vec<Link> = links.borrow_and_update().values().cloned().collect();
+        let findings = sysctls::check_links(&known).await.map(|mut findings| {
+            findings.retain(|finding| told.insert(finding.name.clone()));
+            findings
+        });
+        tell_or_set(findings, set);
+        if links.changed().await.is_err() {
+            return;
         }
-        for (finding, error) in failed {
-            tracing::warn!("{} cannot be set: {error}", finding.name);
+    }
+}
+
+/// Names what was found, or sets it.
+fn tell_or_set(findings: io::Result<Vec<sysctls::Finding>>, set: bool) {
+    let findings = match findings {
+        Ok(findings) => findings,
+        Err(error) => {
+            tracing::warn!("the sysctls cannot be read: {error}");
+            return;
         }
-        for finding in findings.iter().filter(|finding| !done.contains(finding)) {
-            match finding.severity {
-                sysctls::Severity::Problem => tracing::warn!("{finding}"),
-                sysctls::Severity::Note => tracing::info!("{finding}"),
-            }
+    };
+    let (done, failed) = if set {
+        sysctls::set(&findings)
+    } else {
+        Default::default()
+    };
+    for finding in &done {
+        tracing::info!(sysctl = finding.name, before = finding.value, "set");
+    }
+    for (finding, error) in failed {
+        tracing::warn!("{} cannot be set: {error}", finding.name);
+    }
+    for finding in findings.iter().filter(|finding| !done.contains(finding)) {
+        match finding.severity {
+            sysctls::Severity::Problem => tracing::warn!("{finding}"),
+            sysctls::Severity::Note => tracing::info!("{finding}"),
         }
     }
 }

@@ -16,7 +16,7 @@
 //! | a card, in a `vrf` or not | uplink | also without an address: clients may come to load balancer addresses there |
 //! | `bond`, `team`, `vlan`, `macsec` | uplink | like cards. Where the link below is an uplink too, a packet passes two hooks, and the second finds nothing left to translate |
 //! | `bridge` | none | its pods' links, and its uplink's, translate |
-//! | `macvlan`, `macvtap`, `ipvlan`, `ipvtap` | none | those of pods are in their namespaces, out of reach from here: their host processes' and pods' sockets are translated at the cgroup. The node's own falls under its address or default route |
+//! | `macvlan`, `macvtap`, `ipvlan`, `ipvtap` | none | those of pods are in their namespaces, out of reach from here: what pods send to services is translated in their sockets or not at all, which is said once for each link that such pods hang on. The node's own falls under its address or default route |
 //! | anything else (`tun` with Ethernet, i.e. tap, ...) | none | unknown: a rule can say |
 //!
 //! Where pods' links are known by a bridge or by their names ([`PodLinks`]), a link that this table takes
@@ -25,6 +25,7 @@
 mod classify;
 mod messages;
 mod rules;
+mod stacked;
 mod table;
 mod watch;
 
@@ -55,6 +56,8 @@ pub struct Link {
     pub role: Role,
     /// Its packets have no header below IP.
     pub is_ip_only: bool,
+    /// A rule of the user's says so.
+    pub is_by_rule: bool,
 }
 
 /// What the watcher says.
@@ -76,4 +79,15 @@ pub enum LinkEvent {
         /// Interface index.
         index: u32,
     },
+}
+
+impl LinkEvent {
+    /// The index of the link.
+    #[must_use]
+    pub const fn index(&self) -> u32 {
+        match self {
+            Self::Is(link) => link.index,
+            Self::Gone { index } => *index,
+        }
+    }
 }

@@ -5,10 +5,14 @@
 //!   forgets the default routes that it has from them. Where it lives on one, `accept_ra` has to be 2
 //!   before forwarding is turned on.
 //! * Strict reverse path filtering (`rp_filter`) drops packets whose way back leads through another
-//!   link: on nodes whose routes are not symmetric, and the answers to a pod that dialled another node's
-//!   NodePort, which come from that node's address through the tunnel. Pointed out only: 2 is enough.
+//!   link: on nodes whose routes are not symmetric. Pointed out only: 2 is enough. On tunnels, and on
+//!   uplinks with policy routing, it is certain to drop packets of services ([`check_links`]).
 //! * Bridge settings (`bridge-nf-call-*`) are not looked at: translation happens on the pod's own link.
 //!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port.
+
+mod return_paths;
+
+pub use return_paths::check_links;
 
 use std::{
     collections::BTreeSet,

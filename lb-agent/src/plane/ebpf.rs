@@ -17,6 +17,7 @@
 use std::{
     os::{fd::AsRawFd as _, unix::net::UnixDatagram},
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -26,19 +27,21 @@ use tracing::debug;
 
 use crate::{
     desired::{Change, State},
-    kernel::{links::LinkEvent, nft},
-    plane::{LinkState, Outcome, Plane, PlaneError},
+    kernel::nft,
+    plane::{Outcome, Plane},
 };
 
 mod addresses;
 mod adopt;
 mod batch;
 mod capabilities;
+mod chain;
 mod cleanup;
 mod clsact;
 mod hooks;
 mod host_sockets;
 mod inspect;
+mod link_hooks;
 mod lock;
 mod messages;
 mod networks;
@@ -57,6 +60,7 @@ mod tests;
 
 pub use cleanup::cleanup;
 pub use inspect::{Shown, inspect};
+pub use link_hooks::LinkHooks;
 
 use hooks::Hooks;
 use host_sockets::HostSockets;
@@ -146,13 +150,14 @@ pub struct EbpfPlane {
     /// maps are filled.
     is_waiting: bool,
     last_tick: Instant,
-    _lock: Lock,
+    _lock: Arc<Lock>,
 }
 
 impl EbpfPlane {
     /// Loads the programs, makes the maps or takes over those of an earlier agent, and takes the
-    /// place of its programs. Nothing that is served stops being served.
-    pub fn start(options: EbpfOptions) -> anyhow::Result<Self> {
+    /// place of its programs. Nothing that is served stops being served. What comes back beside the plane
+    /// is its side on the links.
+    pub fn start(options: EbpfOptions) -> anyhow::Result<(Self, LinkHooks)> {
         capabilities::check_to_serve()?;
         lift_memory_limit();
         let pins = Pins::new(&options.bpffs)?;
@@ -166,7 +171,7 @@ impl EbpfPlane {
             }
             None => None,
         };
-        let lock = pins.lock()?;
+        let lock = Arc::new(pins.lock()?);
         // What can fail for want of a program comes before the first pin.
         nft::keep(options.masquerade_mark)?;
         pins.create()?;
@@ -178,12 +183,21 @@ impl EbpfPlane {
         let services = Services::open(loaded.tables).context("cannot read the maps")?;
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
-        let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
+        let programs = Arc::new(loaded.programs);
+        let hooks = Hooks::new(pins.clone(), Arc::clone(&programs));
+        let is_waiting = !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?;
+        let links = LinkHooks::new(
+            pins.clone(),
+            programs,
+            is_waiting,
+            options.force_clsact,
+            Arc::clone(&lock),
+        );
         let mut plane = Self {
             services,
             host_sockets: loaded.socket_maps.map(HostSockets::start).transpose()?,
             has_unfilled_maps: !loaded.adopted,
-            is_waiting: !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?,
+            is_waiting,
             hooks,
             pins,
             cgroup: options.cgroup,
@@ -193,7 +207,7 @@ impl EbpfPlane {
         if !plane.is_waiting {
             plane.take_over()?;
         }
-        Ok(plane)
+        Ok((plane, links))
     }
 
     /// Has UDP sockets ended that are connected to backends which serve no more, if there are any such.
@@ -243,20 +257,6 @@ impl Plane for EbpfPlane {
         let outcome = self.services.apply(change);
         self.end_sockets();
         outcome
-    }
-
-    fn link(&mut self, event: &LinkEvent) -> Result<LinkState, PlaneError> {
-        let must_wait = match event {
-            _ if !self.is_waiting => false,
-            LinkEvent::Is(_) => true,
-            // Where an earlier agent serves, it goes on: without complete lists the role of a link may
-            // not be known either.
-            LinkEvent::Gone { index } => self.hooks.may_serve(*index),
-        };
-        if must_wait {
-            return Ok(LinkState::Waiting);
-        }
-        self.hooks.link(event)
     }
 
     fn tick(&mut self) {

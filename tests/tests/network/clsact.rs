@@ -10,7 +10,7 @@ use lb_agent::desired::{
 };
 use lb_agent::kernel::links::{Link, LinkEvent, Role};
 use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, cleanup};
-use lb_agent::plane::{LinkState, Plane as _};
+use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
 
@@ -28,7 +28,7 @@ const SMALL: MapSizes = MapSizes {
 };
 
 /// One backend behind a NodePort, in both families and protocols.
-fn state(node: &Node, backend: &Pod) -> State {
+pub(crate) fn state(node: &Node, backend: &Pod) -> State {
     let route = Route {
         near: Target::Cluster,
         far: Target::Cluster,
@@ -76,10 +76,10 @@ fn state(node: &Node, backend: &Pod) -> State {
 
 /// Starts a plane in the node's namespace, fills it and attaches it to the uplink and to the pod's link. It works on
 /// when it is dropped, as always.
-fn serve(node: &Node, pod: &Pod, state: &State) {
+pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
     let links = [(node.uplink(), Role::Uplink), (pod.host_link(), Role::Pod)];
     let serve = || {
-        let mut plane = EbpfPlane::start(EbpfOptions {
+        let (mut plane, mut hooks) = EbpfPlane::start(EbpfOptions {
             bpffs: node.bpffs().path(),
             cgroup: None,
             masquerade_mark: 0x4000,
@@ -94,8 +94,9 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
                 name: link.name.clone(),
                 role,
                 is_ip_only: false,
+                is_by_rule: false,
             });
-            assert_eq!(plane.link(&event)?, LinkState::Served, "{}", link.name);
+            assert_eq!(hooks.link(&event, Pace::Steady)?, LinkState::Served, "{}", link.name);
         }
         anyhow::Ok(())
     };
@@ -103,7 +104,7 @@ fn serve(node: &Node, pod: &Pod, state: &State) {
 }
 
 #[track_caller]
-fn answered(client: &Client, node: &Node) {
+pub(crate) fn answered(client: &Client, node: &Node) {
     for ip in node.addresses() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let answer = client.ask(protocol, (ip, NODE_PORT).into());

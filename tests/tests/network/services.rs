@@ -171,13 +171,13 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
     };
     let work = || {
         let many = restricted([many_networks(), networks(&["2001:db8::/32", "::/0"])]);
-        let mut plane = start()?;
+        let (mut plane, links) = start()?;
         let outcome = plane.replace(&many)?;
         assert!(outcome.failed.is_empty() && outcome.addresses.is_none(), "{outcome:?}");
         assert_hold(&many);
-        drop(plane);
+        drop((plane, links));
 
-        let mut plane = start()?;
+        let (mut plane, _links) = start()?;
         let outcome = plane.replace(&many)?;
         assert_eq!((outcome.programmed, outcome.writes), (2, 0), "{outcome:?}");
         assert_hold(&many);

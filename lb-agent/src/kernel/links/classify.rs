@@ -13,6 +13,8 @@ pub struct Facts {
     pub kind: Option<String>,
     /// Packets carry an Ethernet header.
     pub is_ethernet: bool,
+    /// Ethernet address.
+    pub mac: Option<[u8; 6]>,
     /// Packets carry no header below IP.
     pub is_ip_only: bool,
     /// The loopback link.

@@ -28,6 +28,7 @@ pub(super) fn link_facts(message: &LinkMessage) -> Option<Facts> {
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => facts.name.clone_from(name),
+            LinkAttribute::Address(bytes) => facts.mac = bytes.as_slice().try_into().ok(),
             LinkAttribute::Controller(index) => facts.master = Some(*index).filter(|i| *i != 0),
             LinkAttribute::Link(index) => facts.peer = Some(*index).filter(|i| *i != 0),
             LinkAttribute::LinkNetNsId(_) => facts.is_peer_elsewhere = true,

@@ -145,6 +145,17 @@ impl LinkTable {
         !self.links.contains_key(&facts.index)
     }
 
+    /// The Ethernet addresses of all links.
+    pub(super) fn macs(&self) -> BTreeSet<[u8; 6]> {
+        self.links.values().filter_map(|facts| facts.mac).collect()
+    }
+
+    /// Whether a link is an uplink, as last told.
+    pub(super) fn is_uplink(&self, index: u32) -> bool {
+        let told = self.told.get(&index).and_then(Option::as_ref);
+        told.is_some_and(|link| link.role == Role::Uplink)
+    }
+
     /// What is known of a link.
     pub(super) fn link(&self, index: u32) -> Option<&Facts> {
         self.links.get(&index)
@@ -204,15 +215,14 @@ impl LinkTable {
                 .addresses
                 .get(&facts.index)
                 .is_some_and(|own| !own.is_disjoint(&self.node_addresses));
-        let role = match self.rules.role(&facts.name) {
-            Some(role) => role,
-            None => self.unnamed_role(facts, leads_out),
-        };
+        let by_rule = self.rules.role(&facts.name);
+        let role = by_rule.unwrap_or_else(|| self.unnamed_role(facts, leads_out));
         role.map(|role| Link {
             index: facts.index,
             name: facts.name.clone(),
             role,
             is_ip_only: facts.is_ip_only,
+            is_by_rule: by_rule.is_some(),
         })
     }
 }
@@ -248,7 +258,18 @@ mod tests {
             name: format!("veth{index}"),
             role,
             is_ip_only: false,
+            is_by_rule: false,
         })
+    }
+
+    fn by_rule(event: LinkEvent) -> LinkEvent {
+        match event {
+            LinkEvent::Is(link) => LinkEvent::Is(Link {
+                is_by_rule: true,
+                ..link
+            }),
+            gone => gone,
+        }
     }
 
     fn table() -> LinkTable {
@@ -371,7 +392,7 @@ mod tests {
         let rules = LinkRules::parse(&["veth5=ignore", "veth6=tunnel"]).unwrap();
         let mut table = LinkTable::new(rules, None);
         assert_eq!(table.set_link(veth(5, 2, true)), Some(LinkEvent::Gone { index: 5 }));
-        assert_eq!(table.set_link(veth(6, 2, true)), Some(is(6, Role::Tunnel)));
+        assert_eq!(table.set_link(veth(6, 2, true)), Some(by_rule(is(6, Role::Tunnel))));
     }
 
     #[test]
@@ -402,7 +423,7 @@ mod tests {
             prefix: "veth".to_owned(),
         });
         let mut table = LinkTable::new(rules, Some(BTreeSet::new()));
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Tunnel)));
+        assert_eq!(table.set_link(veth(5, 2, true)), Some(by_rule(is(5, Role::Tunnel))));
         assert_eq!(table.set_link(veth(6, 7, false)), Some(is(6, Role::Pod)));
     }
 }

@@ -20,6 +20,7 @@ use tracing::{debug, warn};
 use super::{
     Facts, LinkEvent, LinkRules, Notice,
     messages::{address, is_default_route, link_facts, links_of_route},
+    stacked::{self, Stacked},
     table::{LinkTable, Snapshot},
 };
 use crate::kernel::netlink::{Connection, within};
@@ -33,6 +34,9 @@ const ROUTES_SETTLE: Duration = Duration::from_millis(100);
 /// When to ask for a link whose peer moves to another namespace: the kernel tells before it does it,
 /// and how long it takes is not told.
 const PEER_SETTLES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
+
+/// How soon to look whether pods hang on an uplink of which something was told.
+const STACKED_SETTLE: Duration = Duration::from_secs(1);
 
 /// How long the roles that depend on the Node's addresses wait for them. Without an API server, pods
 /// must be served all the same.
@@ -64,6 +68,8 @@ pub fn watch(
             events,
             routes_due: None,
             links_due: BTreeSet::new(),
+            stacked: Stacked::default(),
+            stacked_due: None,
             node_due: Some(Instant::now() + NODE),
             has_told_all: false,
         };
@@ -103,6 +109,9 @@ struct Watcher {
     routes_due: Option<Instant>,
     /// When to ask for which link.
     links_due: BTreeSet<(Instant, u32)>,
+    stacked: Stacked,
+    /// When to look for pods that hang on uplinks.
+    stacked_due: Option<Instant>,
     /// When to wait no more for the Node's addresses.
     node_due: Option<Instant>,
     /// [`Notice::AllTold`] has been said.
@@ -150,7 +159,8 @@ impl Watcher {
                 self.say(Notice::AllTold).await?;
             }
             let next_link = self.links_due.first().map(|(due, _)| *due);
-            let due = self.routes_due.into_iter().chain(next_link).chain(self.node_due).min();
+            let others = [self.routes_due, self.stacked_due, self.node_due];
+            let due = others.into_iter().flatten().chain(next_link).min();
             tokio::select! {
                 message = connection.notifications.next() => {
                     let Some((message, _)) = message else {
@@ -189,6 +199,7 @@ impl Watcher {
         self.links_due.clear();
         let snapshot = snapshot(connection).await?;
         let events = self.table.reset(snapshot);
+        self.stacked_may_change();
         self.tell(events).await
     }
 
@@ -200,6 +211,10 @@ impl Watcher {
                     self.peer_changes(&facts);
                 }
                 self.routes_may_change(facts.index);
+                // The kernel tells of it when something comes to hang on it.
+                if self.table.is_uplink(facts.index) {
+                    self.stacked_may_change();
+                }
                 self.table.set_link(facts)
             }),
             RouteNetlinkMessage::DelLink(message) => link_facts(&message).and_then(|facts| {
@@ -207,6 +222,12 @@ impl Watcher {
                 if let Some(known) = self.table.link(facts.index).cloned() {
                     self.peer_changes(&known);
                 }
+                if let Some(parent) = stacked::moved_from(&message, &facts)
+                    && let Some(name) = self.table.link(parent).map(|parent| &parent.name)
+                {
+                    self.stacked.found(parent, name);
+                }
+                self.stacked.gone(facts.index);
                 self.table.remove_link(facts.index)
             }),
             RouteNetlinkMessage::NewAddress(message) => {
@@ -237,6 +258,10 @@ impl Watcher {
 
     fn ask_for_routes(&mut self) {
         self.routes_due.get_or_insert(Instant::now() + ROUTES_SETTLE);
+    }
+
+    fn stacked_may_change(&mut self) {
+        self.stacked_due.get_or_insert(Instant::now() + STACKED_SETTLE);
     }
 
     /// A link comes, moves or goes, of which its peer says nothing.
@@ -273,6 +298,10 @@ impl Watcher {
             let events = self.table.give_up_on_node();
             self.tell(events).await?;
         }
+        if self.stacked_due.is_some_and(|due| due <= now) {
+            self.stacked_due = None;
+            self.look_for_stacked(connection).await;
+        }
         if self.routes_due.is_some_and(|due| due <= now) {
             self.routes_due = None;
             let links = within(default_routes(connection)).await?;
@@ -280,6 +309,20 @@ impl Watcher {
             self.tell(events).await?;
         }
         Ok(())
+    }
+
+    /// Only to say so: what cannot be found out is not said.
+    async fn look_for_stacked(&mut self, connection: &Connection) {
+        match stacked::with_strangers(connection, &self.table.macs()).await {
+            Ok(found) => {
+                for index in found.into_iter().filter(|index| self.table.is_uplink(*index)) {
+                    if let Some(link) = self.table.link(index) {
+                        self.stacked.found(index, &link.name);
+                    }
+                }
+            }
+            Err(error) => debug!(%error, "cannot tell whether pods hang on uplinks"),
+        }
     }
 
     async fn tell(&self, events: impl IntoIterator<Item = LinkEvent>) -> Result<(), Stop> {

@@ -53,6 +53,11 @@ impl Filter {
     pub(super) fn is_ours(&self) -> bool {
         self.name.starts_with(NAME_PREFIX)
     }
+
+    /// Its priority, from 1; a smaller one comes first.
+    pub(super) const fn priority(&self) -> u16 {
+        self.priority
+    }
 }
 
 /// Puts the program on the link, first in the chain, or in the place of ours that is there.

@@ -284,8 +284,17 @@ struct QueryAttr {
     revision: u64,
 }
 
-/// The TCX chain of a link of this network namespace, in the order in which its programs run.
-pub(super) fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<ChainEntry>> {
+/// A TCX chain.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct TcxChain {
+    /// Grows with each change.
+    pub(super) revision: u64,
+    /// Its programs, in the order in which they run.
+    pub(super) entries: Vec<ChainEntry>,
+}
+
+/// The TCX chain of a link of this network namespace; an empty one where there is none, or no TCX.
+pub(super) fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<TcxChain> {
     let mut programs = [0_u32; TCX_CHAIN_MAX];
     let mut links = [0_u32; TCX_CHAIN_MAX];
     let mut attr = QueryAttr {
@@ -297,13 +306,17 @@ pub(super) fn tcx_chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Ch
         ..QueryAttr::default()
     };
     // SAFETY: both arrays live across the call and hold `count` numbers.
-    unsafe { bpf(BPF_PROG_QUERY, &mut attr) }?;
-    Ok(programs
-        .into_iter()
-        .zip(links)
-        .take(attr.count as usize)
-        .map(|(program, link)| ChainEntry { program, link })
-        .collect())
+    match unsafe { bpf(BPF_PROG_QUERY, &mut attr) } {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => {
+            return Ok(TcxChain::default());
+        }
+        result => result?,
+    };
+    let entries = programs.into_iter().zip(links).take(attr.count as usize);
+    Ok(TcxChain {
+        revision: attr.revision,
+        entries: entries.map(|(program, link)| ChainEntry { program, link }).collect(),
+    })
 }
 
 #[repr(C)]

@@ -20,8 +20,8 @@ use lb_tests::usage;
 use serde::Serialize;
 use serde_json::json;
 
-use super::objects;
 use super::services_map::ServicesMap;
+use super::{milliseconds, objects, quantile};
 use crate::progress::Step;
 
 /// Longer than any of it takes that works.
@@ -244,16 +244,6 @@ impl Bench<'_> {
     }
 }
 
-/// Of sorted values, the one that so many of a hundred do not exceed.
-fn quantile(sorted: &[Duration], percent: usize) -> Duration {
-    let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-    sorted.get(index).copied().unwrap_or_default()
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e6).round() / 1e3
-}
-
 fn mebibytes(bytes: u64) -> f64 {
     (bytes as f64 / f64::from(1 << 20) * 10.0).round() / 10.0
 }
@@ -309,18 +299,4 @@ fn table(figures: &Figures) -> String {
         ],
     ]);
     table.trim_fmt()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_quantile_is_one_of_the_values() {
-        let values: Vec<_> = (1..=200).map(Duration::from_millis).collect();
-        assert_eq!(quantile(&values, 50), Duration::from_millis(100));
-        assert_eq!(quantile(&values, 99), Duration::from_millis(198));
-        assert_eq!(quantile(&values, 100), Duration::from_millis(200));
-        assert_eq!(quantile(&[], 50), Duration::ZERO);
-    }
 }

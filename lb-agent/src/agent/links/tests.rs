@@ -1,0 +1,292 @@
+//! Links' turns, with a plane that writes down what it is asked.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::{
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use super::*;
+use crate::plane::PlaneError;
+
+/// Long enough that what comes before a look has been done.
+const LOOK_EACH: Duration = Duration::from_secs(4);
+
+/// What a plane was asked, and what it is to answer.
+#[derive(Default)]
+struct Record {
+    calls: Vec<String>,
+    /// Names of links that it fails with.
+    refuse: Vec<&'static str>,
+    /// Names of links that are to be told again.
+    disturbed: Vec<&'static str>,
+    waits: bool,
+}
+
+#[derive(Clone, Default)]
+struct FakePlane(Arc<Mutex<Record>>);
+
+impl FakePlane {
+    fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    fn refuse(&self, names: &[&'static str]) {
+        self.0.lock().unwrap().refuse = names.to_vec();
+    }
+}
+
+impl LinkPlane for FakePlane {
+    fn link(&mut self, event: &LinkEvent, pace: Pace) -> Result<LinkState, PlaneError> {
+        let mut record = self.0.lock().unwrap();
+        if record.waits {
+            return Ok(LinkState::Waiting);
+        }
+        let link = match event {
+            LinkEvent::Is(link) => link,
+            LinkEvent::Gone { index } => {
+                record.calls.push(format!("gone {index}"));
+                return Ok(LinkState::Gone);
+            }
+        };
+        let (verb, state) = match pace {
+            Pace::Steady => ("link", LinkState::Served),
+            Pace::Hurried => ("quick", LinkState::ServedInHaste),
+        };
+        record.calls.push(format!("{verb} {}", link.name));
+        if record.refuse.contains(&link.name.as_str()) {
+            return Err(PlaneError::Kernel {
+                what: "a program".to_owned(),
+                source: io::ErrorKind::PermissionDenied.into(),
+            });
+        }
+        Ok(state)
+    }
+
+    fn stop_waiting(&mut self) {
+        self.0.lock().unwrap().waits = false;
+    }
+
+    fn look(&mut self, link: &Link) -> bool {
+        let mut record = self.0.lock().unwrap();
+        record.calls.push(format!("look {}", link.name));
+        record.disturbed.contains(&link.name.as_str())
+    }
+}
+
+struct Running {
+    plane: FakePlane,
+    notices: mpsc::Sender<Notice>,
+    is_filled: watch::Sender<bool>,
+    all_served: watch::Receiver<bool>,
+    paths: watch::Receiver<BTreeMap<u32, Link>>,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    fn start() -> Self {
+        Self::with(FakePlane::default())
+    }
+
+    fn with(plane: FakePlane) -> Self {
+        let (notices, receiver) = mpsc::channel(1024);
+        let (is_filled, filled) = watch::channel(false);
+        let (sender, all_served) = watch::channel(false);
+        let (paths_sender, paths) = watch::channel(BTreeMap::new());
+        let mut links = Links::new(plane.clone(), paths_sender);
+        links.look_each = LOOK_EACH;
+        links.next_look = Instant::now() + LOOK_EACH;
+        let task = tokio::spawn(links.run(receiver, filled, sender));
+        Self {
+            plane,
+            notices,
+            is_filled,
+            all_served,
+            paths,
+            task,
+        }
+    }
+
+    /// All at once, before any has its turn.
+    fn tell(&self, notices: impl IntoIterator<Item = Notice>) {
+        for notice in notices {
+            self.notices.try_send(notice).unwrap();
+        }
+    }
+
+    /// The calls, once there are as many as that.
+    async fn calls(&self, count: usize) -> Vec<String> {
+        let mut calls = Vec::new();
+        for _ in 0..1000 {
+            calls.extend(self.plane.calls());
+            if calls.len() >= count {
+                return calls;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{count} calls expected: {calls:?}");
+    }
+}
+
+fn link_at(index: u32, name: &str) -> Notice {
+    Notice::Link(LinkEvent::Is(Link {
+        index,
+        name: name.into(),
+        role: Role::Pod,
+        is_ip_only: false,
+        is_by_rule: false,
+    }))
+}
+
+fn gone(index: u32) -> Notice {
+    Notice::Link(LinkEvent::Gone { index })
+}
+
+#[tokio::test]
+async fn a_link_that_fails_is_tried_again() {
+    let links = Running::start();
+    links.plane.refuse(&["veth0"]);
+    links.tell([link_at(7, "veth0")]);
+    assert_eq!(links.calls(2).await, ["link veth0", "link veth0"]);
+    links.plane.refuse(&[]);
+    assert_eq!(links.calls(1).await, ["link veth0"]);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(links.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_link_that_is_gone_is_not_tried_again() {
+    let links = Running::start();
+    links.plane.refuse(&["veth0"]);
+    links.tell([link_at(7, "veth0")]);
+    assert_eq!(links.calls(1).await, ["link veth0"]);
+    links.tell([gone(7)]);
+    assert_eq!(links.calls(1).await, ["gone 7"]);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(links.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_link_that_changes_or_goes_before_its_turn_has_one_turn() {
+    let links = Running::start();
+    links.tell([
+        link_at(5, "veth0"),
+        link_at(6, "veth1"),
+        link_at(5, "renamed"),
+        link_at(7, "veth2"),
+        gone(6),
+    ]);
+    assert_eq!(links.calls(3).await, ["link renamed", "gone 6", "link veth2"]);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(links.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn links_that_the_plane_puts_off_are_told_again_when_it_is_filled() {
+    let plane = FakePlane::default();
+    plane.0.lock().unwrap().waits = true;
+    let mut links = Running::with(plane);
+    links.tell([link_at(5, "veth0"), link_at(6, "veth1")]);
+    sleep(Duration::from_millis(50)).await;
+    links.tell([gone(6), link_at(5, "renamed"), gone(8), Notice::AllTold]);
+    sleep(Duration::from_millis(50)).await;
+    assert_eq!(links.plane.calls(), [""; 0]);
+    assert!(!*links.all_served.borrow(), "they are not served yet");
+    links.is_filled.send(true).unwrap();
+    assert_eq!(links.calls(3).await, ["link renamed", "gone 6", "gone 8"]);
+    links.all_served.changed().await.unwrap();
+    assert!(*links.all_served.borrow());
+}
+
+#[tokio::test]
+async fn all_are_served_when_each_that_was_there_at_the_start_has_had_its_turn() {
+    let mut links = Running::start();
+    links.tell([link_at(5, "veth0"), link_at(6, "veth1")]);
+    assert_eq!(links.calls(2).await, ["link veth0", "link veth1"]);
+    assert!(!*links.all_served.borrow(), "there may be more");
+    links.plane.refuse(&["veth2"]);
+    links.tell([link_at(7, "veth2"), Notice::AllTold]);
+    // One that fails holds up nobody.
+    links.all_served.changed().await.unwrap();
+    assert_eq!(links.plane.calls(), ["link veth2"]);
+}
+
+#[tokio::test]
+async fn many_at_once_are_served_in_haste_and_again_once_it_is_quiet() {
+    let links = Running::start();
+    let names: Vec<String> = (0..20).map(|n| format!("veth{n}")).collect();
+    links.tell(names.iter().zip(1..).map(|(name, index)| link_at(index, name)));
+    let calls = links.calls(20).await;
+    let verb = |n: usize| if n < STEADY_AT_ONCE as usize { "link" } else { "quick" };
+    let expected: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(n, name)| format!("{} {name}", verb(n)))
+        .collect();
+    assert_eq!(calls, expected, "none waits for time");
+
+    // One of them goes meanwhile, and has no other turn.
+    links.tell([gone(20)]);
+    let rest = &names[STEADY_AT_ONCE as usize..19];
+    let calls = links.calls(1 + rest.len()).await;
+    let expected = ["gone 20".to_owned()]
+        .into_iter()
+        .chain(rest.iter().map(|name| format!("link {name}")));
+    assert_eq!(calls, expected.collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn links_are_looked_at_and_told_again_where_something_was_done() {
+    let links = Running::start();
+    links.tell([link_at(5, "veth0"), link_at(6, "veth1"), gone(5), link_at(7, "veth2")]);
+    assert_eq!(links.calls(3).await.len(), 3);
+    links.plane.0.lock().unwrap().disturbed = vec!["veth2"];
+    let mut calls = links.calls(3).await;
+    links.plane.0.lock().unwrap().disturbed = Vec::new();
+    calls.sort_unstable();
+    assert_eq!(calls, ["link veth2", "look veth1", "look veth2"]);
+}
+
+#[tokio::test]
+async fn uplinks_and_tunnels_are_told_of_and_pods_are_not() {
+    let mut links = Running::start();
+    let with = |index, role| {
+        Notice::Link(LinkEvent::Is(Link {
+            index,
+            name: format!("link{index}"),
+            role,
+            is_ip_only: false,
+            is_by_rule: false,
+        }))
+    };
+    let mut told_after = async |notices: &[Notice]| {
+        links.tell(notices.to_vec());
+        sleep(Duration::from_millis(50)).await;
+        links.paths.borrow_and_update().keys().copied().collect::<Vec<_>>()
+    };
+    let all = [with(1, Role::Uplink), with(2, Role::Pod), with(3, Role::Tunnel)];
+    assert_eq!(told_after(&all).await, [1, 3]);
+    assert_eq!(told_after(&[with(1, Role::Pod), with(2, Role::Uplink)]).await, [2, 3]);
+    assert_eq!(told_after(&[gone(3), gone(2)]).await, [0; 0]);
+}
+
+#[tokio::test]
+async fn it_ends_when_nobody_tells_of_links_any_more() {
+    let links = Running::start();
+    drop(links.notices);
+    timeout(Duration::from_secs(10), links.task).await.unwrap().unwrap();
+}
+
+#[test]
+fn a_link_every_quarter_of_a_second_is_never_hurried() {
+    let start = Instant::now();
+    let mut budget = Budget::new(start);
+    assert!((0..100).all(|n| budget.pace(start + STEADY_EACH * n) == Pace::Steady));
+    let later = start + STEADY_EACH * 100;
+    let steady = (0..100).filter(|_| budget.pace(later) == Pace::Steady).count();
+    assert_eq!(steady, STEADY_AT_ONCE as usize);
+    assert_eq!(budget.pace(later + STEADY_EACH / 2), Pace::Hurried);
+    assert_eq!(budget.pace(later + STEADY_EACH), Pace::Steady);
+    assert_eq!(budget.ample_from(later + STEADY_EACH), later + STEADY_EACH * 9);
+}

@@ -1,0 +1,201 @@
+//! The programs on a hook of a link, ours and others', in the order in which they see packets: those on TCX,
+//! then the filters of the clsact qdisc.
+
+use std::{io, os::fd::AsFd as _};
+
+use super::{
+    clsact,
+    pins::{self, LinkName, Pins},
+    sys::{self, Direction},
+};
+
+/// Other service proxies, and how the names of their programs and filters begin. The kernel keeps 15 bytes of
+/// a program's name.
+///
+/// Cilium's programs are `cil_from_container`, `cil_to_netdev`, ...; those before its version 1.12 are filters
+/// named after their object file. Calico's eBPF mode, which serves in kube-proxy's place, has
+/// `cali_tc_preamble` and `calico_tc_...`; its other modes have no programs on links.
+const PROXIES: [(&str, &[&str]); 2] = [
+    (
+        "Cilium",
+        &["cil_from_", "cil_to_", "bpf_lxc.o:", "bpf_host.o:", "bpf_overlay.o:"],
+    ),
+    ("Calico", &["cali_", "calico_"]),
+];
+
+/// One program on a hook.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    /// Its name; for one on TCX that is known to `CAP_SYS_ADMIN` only.
+    name: Option<String>,
+    /// What else tells it from others.
+    place: Place,
+    is_ours: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// On TCX, the program of this number.
+    Tcx(u32),
+    /// A filter of this priority.
+    Filter(u16),
+}
+
+impl Entry {
+    /// For people.
+    fn describe(&self) -> String {
+        match (&self.name, self.place) {
+            (Some(name), Place::Tcx(id)) => format!("{name} (id {id})"),
+            (None, Place::Tcx(id)) => format!("id {id}"),
+            (name, Place::Filter(priority)) => {
+                let name = name.as_deref().unwrap_or("a filter");
+                format!("{name} (filter, priority {priority})")
+            }
+        }
+    }
+
+    /// The service proxy that it belongs to.
+    fn proxy(&self) -> Option<&'static str> {
+        let name = self.name.as_deref().filter(|_| !self.is_ours)?;
+        let is_of = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
+        PROXIES
+            .iter()
+            .find(|(_, prefixes)| is_of(prefixes))
+            .map(|(proxy, _)| *proxy)
+    }
+}
+
+/// The chain of a hook.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Chain(Vec<Entry>);
+
+impl Chain {
+    /// Reads it, with the names of others' programs.
+    pub(super) fn read(pins: &Pins, ifindex: u32, direction: Direction) -> io::Result<Self> {
+        let mut entries = Vec::new();
+        let on_tcx = sys::tcx_chain(ifindex, direction)?.entries;
+        if !on_tcx.is_empty() {
+            let ours = match pins::open(&pins.link(LinkName::Tcx(direction, ifindex)))? {
+                Some(fd) => Some(sys::link_info(fd.as_fd())?.id),
+                None => None,
+            };
+            entries.extend(on_tcx.into_iter().map(|entry| {
+                let is_ours = Some(entry.link) == ours;
+                Entry {
+                    name: (!is_ours).then(|| sys::program_name(entry.program).ok()).flatten(),
+                    place: Place::Tcx(entry.program),
+                    is_ours,
+                }
+            }));
+        }
+        entries.extend(clsact::chain(ifindex, direction)?.into_iter().map(|filter| Entry {
+            is_ours: filter.is_ours(),
+            place: Place::Filter(filter.priority()),
+            name: Some(filter.name),
+        }));
+        Ok(Self(entries))
+    }
+
+    /// Whether ours is there.
+    pub(super) fn has_ours(&self) -> bool {
+        self.0.iter().any(|entry| entry.is_ours)
+    }
+
+    /// The programs of others that see packets before ours. None is known where ours is not there.
+    pub(super) fn before_ours(&self) -> Vec<String> {
+        let Some(ours) = self.0.iter().position(|entry| entry.is_ours) else {
+            return Vec::new();
+        };
+        let mut before: Vec<String> = self.0[..ours].iter().map(Entry::describe).collect();
+        // Some kinds of filters have an entry for a table of theirs too.
+        before.dedup();
+        before
+    }
+
+    /// Another service proxy that has programs here, and those.
+    pub(super) fn proxy(&self) -> Option<(&'static str, Vec<String>)> {
+        let proxy = self.0.iter().find_map(Entry::proxy)?;
+        let programs = self.0.iter().filter(|entry| entry.proxy() == Some(proxy));
+        Some((proxy, programs.map(Entry::describe).collect()))
+    }
+}
+
+/// What tells cheaply whether a chain has changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Mark {
+    /// The kernel's count of changes on TCX.
+    revision: u64,
+    filters: Vec<clsact::Filter>,
+}
+
+impl Mark {
+    /// Reads it.
+    pub(super) fn read(ifindex: u32, direction: Direction) -> io::Result<Self> {
+        Ok(Self {
+            revision: sys::tcx_chain(ifindex, direction)?.revision,
+            filters: clsact::chain(ifindex, direction)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcx(name: &str, id: u32) -> Entry {
+        Entry {
+            name: Some(name.to_owned()),
+            place: Place::Tcx(id),
+            is_ours: false,
+        }
+    }
+
+    fn filter(name: &str, priority: u16) -> Entry {
+        Entry {
+            place: Place::Filter(priority),
+            ..tcx(name, 0)
+        }
+    }
+
+    fn ours(entry: Entry) -> Entry {
+        Entry { is_ours: true, ..entry }
+    }
+
+    #[test]
+    fn those_before_ours_are_named_with_what_it_takes_to_find_them() {
+        let unnamed = Entry {
+            name: None,
+            ..tcx("", 8)
+        };
+        let own = ours(tcx("from_pod", 9));
+        let chain = Chain(vec![tcx("firewall", 7), unnamed, own.clone(), filter("shaper", 1)]);
+        assert_eq!(chain.before_ours(), ["firewall (id 7)", "id 8"]);
+        assert_eq!(Chain(vec![own, tcx("firewall", 7)]).before_ours(), [""; 0]);
+
+        let own = ours(filter("lb-agent/from_pod", 2));
+        let chain = Chain(vec![tcx("firewall", 7), filter("u32", 1), filter("u32", 1), own]);
+        assert_eq!(chain.before_ours(), ["firewall (id 7)", "u32 (filter, priority 1)"]);
+    }
+
+    #[test]
+    fn other_service_proxies_are_known_by_the_names_of_their_programs() {
+        let found = |entry: Entry| Chain(vec![tcx("firewall", 7), entry]).proxy().map(|(proxy, _)| proxy);
+        // As the kernel cuts them off.
+        assert_eq!(found(tcx("cil_from_contai", 1)), Some("Cilium"));
+        assert_eq!(found(tcx("cil_to_netdev", 1)), Some("Cilium"));
+        assert_eq!(found(filter("cil_from_container-lxc1", 1)), Some("Cilium"));
+        assert_eq!(found(filter("bpf_lxc.o:[from-container]", 1)), Some("Cilium"));
+        assert_eq!(found(tcx("cali_tc_preambl", 1)), Some("Calico"));
+        assert_eq!(found(filter("calico_from_workload_ep", 49152)), Some("Calico"));
+        assert_eq!(found(tcx("council", 1)), None);
+        assert_eq!(found(ours(filter("lb-agent/from_pod", 1))), None);
+
+        let chain = Chain(vec![
+            tcx("cil_from_contai", 5),
+            tcx("firewall", 7),
+            filter("cil_to_x", 1),
+        ]);
+        let programs = ["cil_from_contai (id 5)", "cil_to_x (filter, priority 1)"].map(str::to_owned);
+        assert_eq!(chain.proxy(), Some(("Cilium", programs.into())));
+    }
+}
