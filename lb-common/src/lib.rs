@@ -28,4 +28,4 @@ pub use flow::{FlowKey, FlowValue};
 pub use net::{Address, Port};
 pub use prefix::{PrefixKey, Scoped};
 pub use service::{Range, ServiceKey, ServiceValue, Verdict};
-pub use socket::{SocketKey, SocketValue};
+pub use socket::{Correspondents, Translation};

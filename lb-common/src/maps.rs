@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";
@@ -11,8 +11,10 @@ pub const SLOTS: &str = "SLOTS";
 pub const BACKENDS: &str = "BACKENDS";
 /// LRU hash: [`FlowKey`](crate::FlowKey) → [`FlowValue`](crate::FlowValue).
 pub const FLOWS: &str = "FLOWS";
-/// LRU hash: [`SocketKey`](crate::SocketKey) → [`SocketValue`](crate::SocketValue).
-pub const SOCKETS: &str = "SOCKETS";
+/// LRU hash: cookie of a connected socket (`u64`) → [`Translation`](crate::Translation).
+pub const CONNECTED: &str = "CONNECTED";
+/// Storage of sockets that send without being connected: [`Correspondents`](crate::Correspondents).
+pub const SENT_TO: &str = "SENT_TO";
 /// LRU hash: [`AffinityKey`](crate::AffinityKey) → [`AffinityValue`](crate::AffinityValue).
 pub const AFFINITY: &str = "AFFINITY";
 /// Hash: [`Address`](crate::Address) → [`AddressValue`](crate::AddressValue).
@@ -33,8 +35,8 @@ pub const DEFAULT_SLOTS: u32 = 1_048_576;
 pub const DEFAULT_BACKENDS: u32 = 524_288;
 /// Default number of rows of `FLOWS`, two a flow.
 pub const DEFAULT_FLOWS: u32 = 524_288;
-/// Default number of rows of `SOCKETS`.
-pub const DEFAULT_SOCKETS: u32 = 131_072;
+/// Default number of rows of `CONNECTED`.
+pub const DEFAULT_CONNECTED: u32 = 131_072;
 /// Default number of rows of `AFFINITY`: a client each of a service port that asks for it.
 pub const DEFAULT_AFFINITY: u32 = 131_072;
 /// Default number of rows of `ADDRESSES`, the same as that of `SERVICES`: no more ClusterIPs than frontends.

@@ -31,6 +31,13 @@ impl Address {
     /// `::`: the same for IPv6.
     pub const ANY_V6: Self = Self { words: [0; 4] };
 
+    /// `127.0.0.1`.
+    pub const LOOPBACK_V4: Self = Self::from_v4(0x7f00_0001_u32.to_be());
+    /// `::1`.
+    pub const LOOPBACK_V6: Self = Self {
+        words: [0, 0, 0, 1_u32.to_be()],
+    };
+
     /// From an IPv4 address whose four bytes stand in `address` in network byte order.
     #[inline(always)]
     pub const fn from_v4(address: u32) -> Self {

@@ -3,15 +3,15 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
     macros::btf_map,
 };
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, FlowKey, FlowValue, Scoped, ServiceKey,
-    ServiceValue, SocketKey, SocketValue,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Correspondents, Counter, FlowKey, FlowValue,
+    Scoped, ServiceKey, ServiceValue, Translation,
     maps::{
-        CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES,
-        DEFAULT_SLOTS, DEFAULT_SOCKETS, DEFAULT_SOURCE_RANGES,
+        CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_CONNECTED, DEFAULT_FLOWS,
+        DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES,
     },
 };
 
@@ -32,7 +32,10 @@ pub(crate) static BACKENDS: Array<BackendValue, { DEFAULT_BACKENDS as usize }> =
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue, { DEFAULT_FLOWS as usize }> = LruHashMap::new();
 
 #[btf_map]
-pub(crate) static SOCKETS: LruHashMap<SocketKey, SocketValue, { DEFAULT_SOCKETS as usize }> = LruHashMap::new();
+pub(crate) static CONNECTED: LruHashMap<u64, Translation, { DEFAULT_CONNECTED as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static SENT_TO: SkStorage<Correspondents> = SkStorage::new();
 
 #[btf_map]
 pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue, { DEFAULT_AFFINITY as usize }> = LruHashMap::new();

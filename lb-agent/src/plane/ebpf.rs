@@ -95,7 +95,7 @@ pub struct MapSizes {
     pub backends: u32,
     /// Two for each flow.
     pub flows: u32,
-    /// Connections of the host's own processes.
+    /// Connected sockets that are translated.
     pub sockets: u32,
     /// Clients that are to get the same endpoint again.
     pub affinity: u32,
@@ -110,7 +110,7 @@ impl Default for MapSizes {
             slots: maps::DEFAULT_SLOTS,
             backends: maps::DEFAULT_BACKENDS,
             flows: maps::DEFAULT_FLOWS,
-            sockets: maps::DEFAULT_SOCKETS,
+            sockets: maps::DEFAULT_CONNECTED,
             affinity: maps::DEFAULT_AFFINITY,
             source_ranges: maps::DEFAULT_SOURCE_RANGES,
         }
@@ -124,7 +124,7 @@ impl MapSizes {
             (maps::SLOTS, self.slots),
             (maps::BACKENDS, self.backends),
             (maps::FLOWS, self.flows),
-            (maps::SOCKETS, self.sockets),
+            (maps::CONNECTED, self.sockets),
             (maps::AFFINITY, self.affinity),
             (maps::SOURCE_RANGES, self.source_ranges),
             (maps::ADDRESSES, self.services),

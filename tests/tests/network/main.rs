@@ -24,5 +24,6 @@ mod plumbing;
 mod reject;
 mod restart;
 mod services;
+mod sockets;
 mod sources;
 mod stale;

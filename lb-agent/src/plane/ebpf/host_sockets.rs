@@ -2,13 +2,12 @@
 //!
 //! The kernel runs no program when a connected socket sends, so such a socket would send to where its
 //! `connect` was translated to for ever. It is ended instead: its process has an error from the next
-//! call, as it has from a server that refuses, and connects anew. A socket that its process connected
-//! to the pod's own address has no row in the map `SOCKETS`, and is left alone, as is one whose row that
-//! map had no room to keep.
+//! call, as it has from a server that refuses, and connects anew. The map `CONNECTED` has what it dialled. A
+//! socket that its process connected to the pod's own address has no row there, and is left alone, as is one
+//! whose row that map had no room to keep.
 
 use std::{
     io,
-    net::SocketAddr,
     sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     thread,
     time::Duration,
@@ -16,7 +15,7 @@ use std::{
 
 use anyhow::Context as _;
 use lb_common::{
-    Address, BackendValue, Port, Range, ServiceKey, ServiceValue, SocketKey, SocketValue, backend::SERVING, net::UDP,
+    Address, BackendValue, Port, Range, ServiceKey, ServiceValue, Translation, backend::SERVING, net::UDP,
 };
 use tracing::{debug, info, warn};
 
@@ -35,8 +34,8 @@ pub(super) struct Maps {
     pub(super) slots: BpfTable<u32, u32>,
     /// `BACKENDS`.
     pub(super) backends: BpfTable<u32, BackendValue>,
-    /// `SOCKETS`.
-    pub(super) sockets: BpfTable<SocketKey, SocketValue>,
+    /// `CONNECTED`.
+    pub(super) connected: BpfTable<u64, Translation>,
 }
 
 /// The thread that looks at sockets, so that nothing else waits for it.
@@ -103,17 +102,12 @@ fn end_stale(maps: &Maps) -> io::Result<()> {
     let mut ended = 0;
     for socket in kernel.connected_udp()? {
         let backend = socket.remote();
-        let key = SocketKey {
-            cookie: socket.cookie(),
-            address: Address::from(backend.ip()),
-            port: Port::new(backend.port()),
-            protocol: UDP,
-            pad: [0; 5],
-        };
-        let Some(row) = maps.sockets.get(&key)? else {
+        let Some(row) = maps.connected.get(&socket.cookie())? else {
             continue;
         };
-        if !leads(&maps.services, &maps.slots, &maps.backends, &row, backend)? && kernel.destroy(&socket)? {
+        // A row of another other end is of a `connect` that has come to nothing.
+        let is_of_backend = row.backend == Address::from(backend.ip()) && row.backend_port == Port::new(backend.port());
+        if is_of_backend && !leads(&maps.services, &maps.slots, &maps.backends, &row)? && kernel.destroy(&socket)? {
             debug!(%backend, "ended a UDP socket of the host");
             ended += 1;
         }
@@ -129,35 +123,33 @@ pub(super) fn leads(
     services: &dyn Table<ServiceKey, ServiceValue>,
     slots: &dyn Table<u32, u32>,
     backends: &dyn Table<u32, BackendValue>,
-    row: &SocketValue,
-    backend: SocketAddr,
+    row: &Translation,
 ) -> io::Result<bool> {
     let serves = |number: u32| {
         backends
             .get(&number)
             .map(|value| value.filter(|value| value.state == SERVING))
     };
-    if serves(row.backend)?.is_some_and(|value| value.generation == row.generation) {
+    if serves(row.number)?.is_some_and(|value| value.generation == row.generation) {
         return Ok(true);
     }
     // As another generation the same endpoint may serve on: its service port has lost a frontend, which
     // need not be the one that was dialled.
-    let any = if row.address.is_v4() {
+    let any = if row.frontend.is_v4() {
         Address::ANY_V4
     } else {
         Address::ANY_V6
     };
-    for address in [row.address, any] {
-        let Some(service) = services.get(&ServiceKey::new(address, row.port, UDP))? else {
+    for address in [row.frontend, any] {
+        let Some(service) = services.get(&ServiceKey::new(address, row.frontend_port, UDP))? else {
             continue;
         };
         let Range { base, count } = service.near;
         let end = if count == 0 { base } else { base.saturating_add(count) };
         for slot in base..end {
             let number = slots.get(&slot)?.unwrap_or(0);
-            let leads = serves(number)?.is_some_and(|value| {
-                value.address == Address::from(backend.ip()) && value.port == Port::new(backend.port())
-            });
+            let leads =
+                serves(number)?.is_some_and(|value| value.address == row.backend && value.port == row.backend_port);
             if leads {
                 return Ok(true);
             }

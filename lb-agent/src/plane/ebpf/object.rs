@@ -33,12 +33,13 @@ use crate::kernel::links::{Link, Role};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 10] = [
+const PINNED: [&str; 11] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
     maps::FLOWS,
-    maps::SOCKETS,
+    maps::CONNECTED,
+    maps::SENT_TO,
     maps::AFFINITY,
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
@@ -69,7 +70,9 @@ pub(super) const fn link_program(link: &Link, direction: Direction) -> &'static 
 }
 
 /// The programs for sockets, and where each is attached.
-pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 8] = [
+pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
+    // First, so that no row is made that it would miss.
+    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
     ("connect4", BPF_CGROUP_INET4_CONNECT),
     ("connect6", BPF_CGROUP_INET6_CONNECT),
     ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
@@ -195,6 +198,10 @@ fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program>
             program.load().with_context(refused)?;
             (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
         }
+        AyaProgram::CgroupSock(program) => {
+            program.load().with_context(refused)?;
+            (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
+        }
         AyaProgram::CgroupSockAddr(program) => {
             program.load().with_context(refused)?;
             (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
@@ -221,7 +228,7 @@ fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
         services: table(folder, maps::SERVICES)?,
         slots: table(folder, maps::SLOTS)?,
         backends: table(folder, maps::BACKENDS)?,
-        sockets: table(folder, maps::SOCKETS)?,
+        connected: table(folder, maps::CONNECTED)?,
     })
 }
 
