@@ -2,10 +2,12 @@
 //! the values. The names are those of [`lb_common::config`].
 
 use aya_ebpf::Global;
-use lb_common::config::{DEFAULT_MASQUERADE_MARK, DEFAULT_UDP_TIMEOUT};
+use lb_common::config::{DEFAULT_MASQUERADE_MARK, DEFAULT_UDP_TIMEOUT, PODS_LEFT};
 
 #[unsafe(no_mangle)]
 static NETNS_COOKIE: Global<u64> = Global::new(0);
+#[unsafe(no_mangle)]
+static POD_SOCKETS: Global<u32> = Global::new(PODS_LEFT);
 #[unsafe(no_mangle)]
 static MASQUERADE_MARK: Global<u32> = Global::new(DEFAULT_MASQUERADE_MARK);
 #[unsafe(no_mangle)]
@@ -17,6 +19,12 @@ static HAS_SET_RETVAL: Global<u32> = Global::new(1);
 #[inline(always)]
 pub(crate) fn netns_cookie() -> u64 {
     NETNS_COOKIE.load()
+}
+
+/// What becomes of sockets of pods: one of the values of [`lb_common::config::POD_SOCKETS`].
+#[inline(always)]
+pub(crate) fn pod_sockets() -> u32 {
+    POD_SOCKETS.load()
 }
 
 /// The bit of the mark that asks the kernel to masquerade.

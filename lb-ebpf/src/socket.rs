@@ -1,4 +1,8 @@
-//! Processes of the node itself: translated in the socket, before there is a packet.
+//! Processes of the node itself, and where that is asked for, of pods: translated in the socket, before there
+//! is a packet.
+//!
+//! What is not known in the socket of a pod is left to the program on its link, which sees packets: who it is
+//! by its address, and how it is refused.
 
 mod memory;
 
@@ -11,6 +15,7 @@ use aya_ebpf::{
 use lb_common::{
     Address, Counter, Port, Range, ServiceValue, Translation, Verdict,
     address::{HOST_NODE_PORTS, NODE_PORTS},
+    config::PODS_LEFT,
     net::{TCP, UDP},
     service::{NODE_IS_REFUSED, RESTRICTED},
 };
@@ -22,7 +27,7 @@ use crate::{
     counter::count,
     family::Family,
     flow,
-    service::{self, NoService},
+    service::{self, Chosen, NoService},
 };
 
 /// The call goes on.
@@ -39,6 +44,8 @@ struct Peer {
     address: Address,
     port: Port,
     protocol: u8,
+    /// Whether the socket is of the node's own network namespace, and not of a pod's.
+    is_of_node: bool,
 }
 
 /// What makes a process dial.
@@ -77,7 +84,12 @@ fn dial<F: Family>(ctx: &SockAddrContext, call: Call) -> i32 {
         Call::Connect => unsafe { bpf_get_prandom_u32() },
         Call::Send => hash(ctx, &dialled),
     };
-    translate::<F>(ctx, &dialled, call, draw)
+    if dialled.is_of_node {
+        translate::<F>(ctx, &dialled, call, draw)
+    } else {
+        translate_of_pod::<F>(ctx, &dialled, call, draw);
+        ALLOW
+    }
 }
 
 /// `recvmsg`: a datagram of a backend comes from what was dialled.
@@ -109,14 +121,19 @@ pub(crate) fn release(ctx: &SockContext) -> i32 {
     ALLOW
 }
 
-/// The other end, if the socket is one for us: of this network namespace, TCP or UDP.
+/// The other end, if the socket is one for us: of this network namespace, or a pod's that is to be translated;
+/// TCP or UDP.
 #[inline(always)]
 fn peer<F: Family>(ctx: &SockAddrContext) -> Option<Peer> {
     // SAFETY: the context is that of the running program.
     let (context, netns) = unsafe { (&*ctx.sock_addr, bpf_get_netns_cookie(ctx.as_ptr())) };
     // Whole: the kernel has protocols beyond 255 for sockets, such as MPTCP, 262.
     let protocol = context.protocol;
-    if netns != config::netns_cookie() || (protocol != u32::from(TCP) && protocol != u32::from(UDP)) {
+    let is_of_node = netns == config::netns_cookie();
+    if !is_of_node && config::pod_sockets() == PODS_LEFT {
+        return None;
+    }
+    if protocol != u32::from(TCP) && protocol != u32::from(UDP) {
         return None;
     }
     Some(Peer {
@@ -125,6 +142,7 @@ fn peer<F: Family>(ctx: &SockAddrContext) -> Option<Peer> {
             be: context.user_port as u16,
         },
         protocol: protocol as u8,
+        is_of_node,
     })
 }
 
@@ -160,32 +178,71 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw:
             remembered = 0;
             continue;
         };
-        let backend = &chosen.backend;
-        let translation = Translation {
-            frontend: dialled.address,
-            backend: backend.address,
-            frontend_port: dialled.port,
-            backend_port: backend.port,
-            number: chosen.number,
-            generation: backend.generation,
-        };
-        let is_new = match call {
-            Call::Connect => memory::connects(ctx, &translation),
-            Call::Send => memory::sends(ctx, &translation),
-        };
-        if is_new {
+        if send_to::<F>(ctx, dialled, call, &chosen) {
             affinity::remember(&service, client, chosen.number, now);
         }
-        set::<F>(ctx, &backend.address, backend.port);
-        count(Counter::SocketTranslated);
         return ALLOW;
     }
     refuse(Client::NODE.range(&service))
 }
 
+/// A pod dials. Where it goes, if that is certain; everything else passes as it is.
+#[inline(always)]
+fn translate_of_pod<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw: u32) {
+    let any = if dialled.address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
+    for _ in 0..ATTEMPTS {
+        let Ok(service) = find(dialled) else {
+            break;
+        };
+        let Some(client) = Client::pod_without_address(&service, &any) else {
+            break;
+        };
+        let range = client.range(&service);
+        if range.count == 0 {
+            break;
+        }
+        // Else it has changed since it was read.
+        if let Some(chosen) = service::choose(range, 0, draw) {
+            send_to::<F>(ctx, dialled, call, &chosen);
+            return;
+        }
+    }
+    memory::forget_correspondent(ctx, dialled);
+}
+
+/// Sends the socket there instead. Says whether that is a new flow.
+#[inline(always)]
+fn send_to<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, chosen: &Chosen) -> bool {
+    let backend = &chosen.backend;
+    let translation = Translation {
+        frontend: dialled.address,
+        backend: backend.address,
+        frontend_port: dialled.port,
+        backend_port: backend.port,
+        number: chosen.number,
+        generation: backend.generation,
+    };
+    let is_new = match call {
+        Call::Connect => memory::connects(ctx, &translation),
+        Call::Send => memory::sends(ctx, &translation),
+    };
+    set::<F>(ctx, &backend.address, backend.port);
+    count(Counter::SocketTranslated);
+    is_new
+}
+
 #[inline(always)]
 fn find(dialled: &Peer) -> Result<ServiceValue, u32> {
-    let node_ports = NODE_PORTS | HOST_NODE_PORTS;
+    // A loopback address of a pod is its own.
+    let node_ports = if dialled.is_of_node {
+        NODE_PORTS | HOST_NODE_PORTS
+    } else {
+        NODE_PORTS
+    };
     service::find(&dialled.address, dialled.port, dialled.protocol, node_ports)
 }
 

@@ -16,10 +16,14 @@ use crate::{
     config::{Config, Settings, SocketLb, Source},
     desired::Family,
     health::{self, ProxyHealth},
-    kernel::{addresses, cgroup, links, sysctls},
+    kernel::{
+        addresses, cgroup,
+        links::{self, PodLinks},
+        sysctls,
+    },
     model::Event,
     objects::{self, Batch, folder, kube},
-    plane::ebpf::{EbpfOptions, EbpfPlane},
+    plane::ebpf::{EbpfOptions, EbpfPlane, PodSockets},
 };
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -124,12 +128,18 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
 fn plane_options(config: &Config) -> anyhow::Result<EbpfOptions> {
     let cgroup = match (config.socket_lb, &config.cgroup) {
         (SocketLb::Off, _) => None,
-        (SocketLb::Host, Some(cgroup)) => Some(cgroup.clone()),
-        (SocketLb::Host, None) => Some(cgroup::root()?),
+        (SocketLb::Host | SocketLb::All, Some(cgroup)) => Some(cgroup.clone()),
+        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root()?),
+    };
+    let pod_sockets = match (config.socket_lb, &config.pod_links) {
+        (SocketLb::Off | SocketLb::Host, _) => PodSockets::Left,
+        (SocketLb::All, PodLinks::ByKind) if config.link_rules.is_empty() => PodSockets::TranslatedAsNear,
+        (SocketLb::All, _) => PodSockets::Translated,
     };
     Ok(EbpfOptions {
         bpffs: config.bpffs.clone(),
         cgroup,
+        pod_sockets,
         masquerade_mark: config.masquerade_mark,
         sizes: config.sizes,
         force_clsact: false,

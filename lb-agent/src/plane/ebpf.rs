@@ -8,7 +8,7 @@
 //!    │
 //! inspect   rows → text, for people
 //!
-//! HostSockets  ends UDP sockets of the host whose backend is gone
+//! HostSockets  ends UDP sockets whose backend is gone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
 //! lock      one agent at a time
@@ -21,7 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use lb_common::maps;
+use lb_common::{config, maps};
 use tracing::debug;
 
 use crate::{
@@ -59,7 +59,7 @@ pub use cleanup::cleanup;
 pub use inspect::{Shown, inspect};
 
 use hooks::Hooks;
-use host_sockets::HostSockets;
+use host_sockets::{HostSockets, Scope};
 use lock::Lock;
 use object::Globals;
 use pins::Pins;
@@ -75,6 +75,8 @@ pub struct EbpfOptions {
     pub bpffs: PathBuf,
     /// The cgroup v2 whose processes have their sockets translated; `None` leaves sockets alone.
     pub cgroup: Option<PathBuf>,
+    /// What becomes of the sockets of pods in there.
+    pub pod_sockets: PodSockets,
     /// The bit of the packet mark that asks the kernel to masquerade.
     pub masquerade_mark: u32,
     /// Sizes of the maps.
@@ -82,6 +84,36 @@ pub struct EbpfOptions {
     /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
     #[doc(hidden)]
     pub force_clsact: bool,
+}
+
+/// What becomes of the sockets of pods: of processes in other network namespaces than the agent's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PodSockets {
+    /// They are left to the programs on links.
+    #[default]
+    Left,
+    /// They are translated where a service treats all clients of this node alike. That a pod is on this node does
+    /// not tell yet whether it is near: rules for the names of links decide.
+    Translated,
+    /// They are translated, and pods of this node are near.
+    TranslatedAsNear,
+}
+
+impl PodSockets {
+    const fn value(self) -> u32 {
+        match self {
+            Self::Left => config::PODS_LEFT,
+            Self::Translated => config::PODS_ANYWHERE,
+            Self::TranslatedAsNear => config::PODS_NEAR,
+        }
+    }
+
+    const fn scope(self) -> Scope {
+        match self {
+            Self::Left => Scope::Own,
+            Self::Translated | Self::TranslatedAsNear => Scope::All,
+        }
+    }
 }
 
 /// How many rows each map can hold.
@@ -172,6 +204,7 @@ impl EbpfPlane {
         pins.create()?;
         let globals = Globals {
             netns_cookie,
+            pod_sockets: options.pod_sockets,
             masquerade_mark: options.masquerade_mark,
         };
         let loaded = object::load(&pins, &options.sizes, globals)?;
@@ -181,7 +214,10 @@ impl EbpfPlane {
         let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
         let mut plane = Self {
             services,
-            host_sockets: loaded.socket_maps.map(HostSockets::start).transpose()?,
+            host_sockets: loaded
+                .socket_maps
+                .map(|maps| HostSockets::start(maps, options.pod_sockets.scope()))
+                .transpose()?,
             has_unfilled_maps: !loaded.adopted,
             is_waiting: !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?,
             hooks,

@@ -21,6 +21,7 @@ mod matrix;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;
+mod pod_sockets;
 mod reject;
 mod restart;
 mod services;

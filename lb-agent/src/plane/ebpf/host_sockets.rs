@@ -1,4 +1,5 @@
-//! UDP sockets of the host that are connected to a backend which serves no more.
+//! UDP sockets of the host, and of pods where theirs are translated, that are connected to a backend which
+//! serves no more.
 //!
 //! The kernel runs no program when a connected socket sends, so such a socket would send to where its
 //! `connect` was translated to for ever. It is ended instead: its process has an error from the next
@@ -20,7 +21,7 @@ use lb_common::{
 use tracing::{debug, info, warn};
 
 use super::table::{BpfTable, Table};
-use crate::kernel::sockets::Sockets;
+use crate::kernel::{netns::Netns, sockets::Sockets};
 
 /// A `connect` that chose its backend just before that went may have its row only after a look at the
 /// sockets: after this long there is another look.
@@ -38,6 +39,15 @@ pub(super) struct Maps {
     pub(super) connected: BpfTable<u64, Translation>,
 }
 
+/// Which sockets there are to look at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Scope {
+    /// Those of the agent's own network namespace.
+    Own,
+    /// Those of every network namespace that a process of this machine is in.
+    All,
+}
+
 /// The thread that looks at sockets, so that nothing else waits for it.
 pub(super) struct HostSockets {
     /// Full while a look is asked for that has not begun.
@@ -46,11 +56,12 @@ pub(super) struct HostSockets {
 
 impl HostSockets {
     /// Starts it, in the network namespace of this thread.
-    pub(super) fn start(maps: Maps) -> anyhow::Result<Self> {
+    pub(super) fn start(maps: Maps, scope: Scope) -> anyhow::Result<Self> {
+        let own = Netns::current().context("the network namespace of the agent")?;
         let (asked, asks) = mpsc::sync_channel(1);
         thread::Builder::new()
             .name("host-sockets".to_owned())
-            .spawn(move || follow(&asks, &maps))
+            .spawn(move || follow(&asks, &maps, &own, scope))
             .context("no thread for the sockets of the host")?;
         Ok(Self { asked })
     }
@@ -64,7 +75,7 @@ impl HostSockets {
 }
 
 /// Looks when asked, and once more a while after the last time.
-fn follow(asks: &Receiver<()>, maps: &Maps) {
+fn follow(asks: &Receiver<()>, maps: &Maps, own: &Netns, scope: Scope) {
     let mut is_due = false;
     loop {
         let asked = if is_due {
@@ -77,7 +88,7 @@ fn follow(asks: &Receiver<()>, maps: &Maps) {
             Err(RecvTimeoutError::Timeout) => false,
             Err(RecvTimeoutError::Disconnected) => return,
         };
-        match end_stale(maps) {
+        match end_all_stale(maps, own, scope) {
             Ok(()) => {}
             Err(error)
                 if matches!(
@@ -87,18 +98,31 @@ fn follow(asks: &Receiver<()>, maps: &Maps) {
             {
                 warn!(
                     "this kernel cannot end sockets (it needs CONFIG_INET_UDP_DIAG and CONFIG_INET_DIAG_DESTROY): \
-                     connected UDP sockets of the host go on sending to backends that are gone"
+                     connected UDP sockets go on sending to backends that are gone"
                 );
                 return;
             }
-            Err(error) => warn!(%error, "cannot end UDP sockets of the host whose backend is gone"),
+            Err(error) => warn!(%error, "cannot end UDP sockets whose backend is gone"),
         }
     }
 }
 
-fn end_stale(maps: &Maps) -> io::Result<()> {
-    // A new one each time has no answers to earlier questions in it.
-    let kernel = Sockets::open()?;
+/// Fails with what went wrong for the agent's own sockets, or last for others: one namespace stops no other.
+fn end_all_stale(maps: &Maps, own: &Netns, scope: Scope) -> io::Result<()> {
+    // New ones each time have no answers to earlier questions in them.
+    let mut result = Sockets::open().and_then(|kernel| end_stale(maps, &kernel));
+    if scope == Scope::All && result.is_ok() {
+        for netns in own.others()? {
+            let ended = netns
+                .run(own, Sockets::open)
+                .and_then(|kernel| end_stale(maps, &kernel));
+            result = result.and(ended);
+        }
+    }
+    result
+}
+
+fn end_stale(maps: &Maps, kernel: &Sockets) -> io::Result<()> {
     let mut ended = 0;
     for socket in kernel.connected_udp()? {
         let backend = socket.remote();
@@ -108,12 +132,12 @@ fn end_stale(maps: &Maps) -> io::Result<()> {
         // A row of another other end is of a `connect` that has come to nothing.
         let is_of_backend = row.backend == Address::from(backend.ip()) && row.backend_port == Port::new(backend.port());
         if is_of_backend && !leads(&maps.services, &maps.slots, &maps.backends, &row)? && kernel.destroy(&socket)? {
-            debug!(%backend, "ended a UDP socket of the host");
+            debug!(%backend, "ended a UDP socket");
             ended += 1;
         }
     }
     if ended > 0 {
-        info!(sockets = ended, "ended UDP sockets of the host whose backend is gone");
+        info!(sockets = ended, "ended UDP sockets whose backend is gone");
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, host_sockets, messages,
+    MapSizes, PodSockets, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -88,6 +88,8 @@ pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
 pub(super) struct Globals {
     /// Whose sockets are translated; `None` loads no socket programs.
     pub(super) netns_cookie: Option<u64>,
+    /// What becomes of the sockets of pods, if any are translated.
+    pub(super) pod_sockets: PodSockets,
     /// The bit of the mark that asks for masquerading.
     pub(super) masquerade_mark: u32,
 }
@@ -143,6 +145,8 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     // Our programs read no structs of the kernel, so they need nothing of its type information.
     loader.btf(None);
     loader.override_global(config::NETNS_COOKIE, &cookie, true);
+    let pod_sockets = globals.pod_sockets.value();
+    loader.override_global(config::POD_SOCKETS, &pod_sockets, true);
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
     // Only programs for sockets call it.
     let has_set_retval = u32::from(globals.netns_cookie.is_some() && has_set_retval());
