@@ -15,6 +15,8 @@ pub const FLOWS: &str = "FLOWS";
 pub const CONNECTED: &str = "CONNECTED";
 /// Storage of sockets that send without being connected: [`Correspondents`](crate::Correspondents).
 pub const SENT_TO: &str = "SENT_TO";
+/// Hash: number of a pod's cgroup (`u64`) → `u32`, of pods whose sockets are left alone.
+pub const OPTED_OUT: &str = "OPTED_OUT";
 /// LRU hash: [`AffinityKey`](crate::AffinityKey) → [`AffinityValue`](crate::AffinityValue).
 pub const AFFINITY: &str = "AFFINITY";
 /// Hash: [`Address`](crate::Address) → [`AddressValue`](crate::AddressValue).
@@ -43,5 +45,9 @@ pub const DEFAULT_AFFINITY: u32 = 131_072;
 pub const DEFAULT_ADDRESSES: u32 = DEFAULT_SERVICES;
 /// Default number of rows of `SOURCE_RANGES`.
 pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
+/// Number of rows of `OPTED_OUT`: more pods than a node has.
+pub const OPTED_OUT_MAX: u32 = 4_096;
+/// How many levels below the root a pod's cgroup may be at. In a node that is itself a container it is the seventh.
+pub const CGROUP_LEVELS: u32 = 12;
 /// Number of rows of `CIDRS`.
 pub const CIDRS_MAX: u32 = 1_024;

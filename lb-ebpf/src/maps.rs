@@ -11,11 +11,11 @@ use lb_common::{
     Scoped, ServiceKey, ServiceValue, Translation,
     maps::{
         CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_CONNECTED, DEFAULT_FLOWS,
-        DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES,
+        DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, OPTED_OUT_MAX,
     },
 };
 
-// Memory of these two follows what they hold, not what they may hold.
+// Memory of these follows what they hold, not what they may hold.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
@@ -36,6 +36,9 @@ pub(crate) static CONNECTED: LruHashMap<u64, Translation, { DEFAULT_CONNECTED as
 
 #[btf_map]
 pub(crate) static SENT_TO: SkStorage<Correspondents> = SkStorage::new();
+
+#[btf_map]
+pub(crate) static OPTED_OUT: HashMap<u64, u32, { OPTED_OUT_MAX as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
 pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue, { DEFAULT_AFFINITY as usize }> = LruHashMap::new();

@@ -9,13 +9,14 @@ mod memory;
 use aya_ebpf::{
     EbpfContext as _,
     bindings::bpf_sock_addr,
-    helpers::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_set_retval},
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_set_retval},
     programs::{SockAddrContext, SockContext},
 };
 use lb_common::{
     Address, Counter, Port, Range, ServiceValue, Translation, Verdict,
     address::{HOST_NODE_PORTS, NODE_PORTS},
     config::PODS_LEFT,
+    maps::CGROUP_LEVELS,
     net::{TCP, UDP},
     service::{NODE_IS_REFUSED, RESTRICTED},
 };
@@ -27,6 +28,7 @@ use crate::{
     counter::count,
     family::Family,
     flow,
+    maps::OPTED_OUT,
     service::{self, Chosen, NoService},
 };
 
@@ -87,7 +89,9 @@ fn dial<F: Family>(ctx: &SockAddrContext, call: Call) -> i32 {
     if dialled.is_of_node {
         translate::<F>(ctx, &dialled, call, draw)
     } else {
-        translate_of_pod::<F>(ctx, &dialled, call, draw);
+        if !has_opted_out() {
+            translate_of_pod::<F>(ctx, &dialled, call, draw);
+        }
         ALLOW
     }
 }
@@ -184,6 +188,24 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw:
         return ALLOW;
     }
     refuse(Client::NODE.range(&service))
+}
+
+/// Whether the process that dials is in the cgroup of a pod whose sockets are left alone.
+#[inline(always)]
+fn has_opted_out() -> bool {
+    for level in 1..=CGROUP_LEVELS {
+        // SAFETY: no pointer involved.
+        let cgroup = unsafe { bpf_get_current_ancestor_cgroup_id(level as i32) };
+        if cgroup == 0 {
+            // Deeper than the process is.
+            break;
+        }
+        // SAFETY: the value is not read.
+        if unsafe { OPTED_OUT.get(&cgroup) }.is_some() {
+            return true;
+        }
+    }
+    false
 }
 
 /// A pod dials. Where it goes, if that is certain; everything else passes as it is.

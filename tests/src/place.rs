@@ -3,7 +3,7 @@
 //! Both stick to a socket when it is made, and the kernel goes by the socket. So a client need not run where its
 //! sockets are made. A pod's are made by a thread in its namespace. A process of the host must also be in the node's
 //! control group, which version 2 does not allow a single thread: there a child process makes them, and this process
-//! takes copies.
+//! takes copies. Only where a program goes by the process that calls must the child itself connect.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use socket2::{Domain, Socket, Type};
 
 use crate::cgroup::Cgroup;
+use crate::client::TIMEOUT;
 use crate::netns::Netns;
 use crate::process;
 
@@ -34,7 +35,7 @@ impl Place for Netns {
     }
 }
 
-/// A process of a node: in its namespace and in its control group.
+/// A process in a namespace and a control group: of a node, or of a pod.
 #[derive(Debug)]
 pub struct HostProcess {
     child: Mutex<Helper>,
@@ -79,6 +80,14 @@ impl HostProcess {
         Ok(())
     }
 
+    /// Has it connect a socket itself, for programs that ask who calls.
+    pub fn connect(&self, kind: Type, to: SocketAddr) -> Result<Socket> {
+        let request = format!("connect {} {to}", i32::from(kind));
+        self.helper()?
+            .take(&request)
+            .with_context(|| format!("connecting to {to} in a process of the node"))
+    }
+
     fn helper(&self) -> Result<std::sync::MutexGuard<'_, Helper>> {
         // Whoever panicked with the lock may have left an answer unread.
         self.child
@@ -98,7 +107,12 @@ impl Place for HostProcess {
 
 impl Helper {
     fn socket(&mut self, domain: Domain, kind: Type) -> Result<Socket> {
-        let answer = self.ask(&format!("socket {} {}", i32::from(domain), i32::from(kind)))?;
+        self.take(&format!("socket {} {}", i32::from(domain), i32::from(kind)))
+    }
+
+    /// Asks for a socket and takes a copy of it.
+    fn take(&mut self, request: &str) -> Result<Socket> {
+        let answer = self.ask(request)?;
         let fd = answer
             .parse()
             .with_context(|| format!("the helper answered {answer:?}"))?;
@@ -125,8 +139,8 @@ impl Drop for Helper {
 }
 
 /// What the helper process does. For "socket DOMAIN TYPE" it makes such a socket and answers its descriptor; it keeps
-/// it until the next request, by when the other side has its copy. For "abort TYPE ADDRESS TIMES" it opens so many
-/// sockets, and aborts each.
+/// it until the next request, by when the other side has its copy. For "connect TYPE ADDRESS" it makes one and connects
+/// it. For "abort TYPE ADDRESS TIMES" it opens so many sockets, and aborts each.
 pub fn serve_sockets() -> Result<()> {
     let mut kept = None;
     for line in io::stdin().lock().lines() {
@@ -136,6 +150,16 @@ pub fn serve_sockets() -> Result<()> {
             ["socket", domain, kind] => {
                 let (domain, kind): (i32, i32) = (domain.parse()?, kind.parse()?);
                 let socket = Socket::new(Domain::from(domain), Type::from(kind), None).context("making a socket")?;
+                println!("{}", std::os::fd::AsRawFd::as_raw_fd(&socket));
+                kept.replace(socket);
+            }
+            ["connect", kind, to] => {
+                let to: SocketAddr = to.parse()?;
+                let kind = Type::from(kind.parse::<i32>()?);
+                let socket = Socket::new(Domain::for_address(to), kind, None).context("making a socket")?;
+                socket
+                    .connect_timeout(&to.into(), TIMEOUT)
+                    .with_context(|| format!("connecting to {to}"))?;
                 println!("{}", std::os::fd::AsRawFd::as_raw_fd(&socket));
                 kept.replace(socket);
             }

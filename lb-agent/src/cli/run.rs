@@ -84,7 +84,11 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
                 url: url.clone(),
             };
             let server = kube::ApiServer::configure(&options).await?;
-            watches = kube::watch(&server, &config.node_name, &sender);
+            let pods = match config.socket_lb {
+                SocketLb::All => kube::Pods::Asked,
+                SocketLb::Host | SocketLb::Off => kube::Pods::Ignored,
+            };
+            watches = kube::watch(&server, &config.node_name, pods, &sender);
             server.url().to_owned()
         }
     };

@@ -9,6 +9,7 @@
 //! inspect   rows → text, for people
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
+//! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
 //! lock      one agent at a time
@@ -44,6 +45,7 @@ mod messages;
 mod networks;
 mod numbers;
 mod object;
+mod opt_out;
 mod pins;
 mod plan;
 mod port;
@@ -62,6 +64,7 @@ use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};
 use lock::Lock;
 use object::Globals;
+use opt_out::OptOut;
 use pins::Pins;
 use services::Services;
 
@@ -170,6 +173,8 @@ pub struct EbpfPlane {
     hooks: Hooks,
     /// Where sockets are translated.
     host_sockets: Option<HostSockets>,
+    /// Where those of pods are.
+    opt_out: Option<OptOut>,
     pins: Pins,
     cgroup: Option<PathBuf>,
     /// The maps are new and still empty, so nobody may take them over.
@@ -212,8 +217,15 @@ impl EbpfPlane {
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
         let hooks = Hooks::new(pins.clone(), loaded.programs, options.force_clsact);
+        let opt_out = match &options.cgroup {
+            Some(cgroup) if options.pod_sockets != PodSockets::Left => {
+                Some(OptOut::start(loaded.opted_out, cgroup.clone())?)
+            }
+            _ => None,
+        };
         let mut plane = Self {
             services,
+            opt_out,
             host_sockets: loaded
                 .socket_maps
                 .map(|maps| HostSockets::start(maps, options.pod_sockets.scope()))
@@ -269,6 +281,9 @@ impl Plane for EbpfPlane {
             self.take_over()?;
             self.is_waiting = false;
         }
+        if let (Some(opt_out), Some(pods)) = (&self.opt_out, &state.untranslated_pods) {
+            opt_out.set(pods.clone());
+        }
         // Whatever the agent before left undone.
         self.services.has_lost_udp = true;
         self.end_sockets();
@@ -276,6 +291,9 @@ impl Plane for EbpfPlane {
     }
 
     fn apply(&mut self, change: &Change) -> Outcome {
+        if let (Some(opt_out), Some(pods)) = (&self.opt_out, &change.untranslated_pods) {
+            opt_out.set(pods.clone());
+        }
         let outcome = self.services.apply(change);
         self.end_sockets();
         outcome

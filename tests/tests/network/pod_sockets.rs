@@ -1,16 +1,20 @@
-//! Sockets of pods, where they are translated too: what of a service is settled in the socket and what on the link.
+//! Sockets of pods, where they are translated too: what of a service is settled in the socket and what on the link, and
+//! whose sockets are left alone.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1 as core;
 use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
-use lb_tests::manifests::{Manifest, Service};
+use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::place::HostProcess;
 use lb_tests::stage::TARGET;
+use socket2::Type;
 
-use crate::fixture::{BOTH, BRIEFLY, World, cluster_ips, frontends, node_ports};
+use crate::fixture::{BOTH, BRIEFLY, SOON, World, cluster_ips, frontends, node_ports};
 
 /// A pod that asks and one that answers, and what passes at the first one's link.
 struct Scene {
@@ -228,4 +232,105 @@ fn a_pod_that_reaches_itself_does_so_within_itself() {
         }
         assert_eq!(scene.client.ask_unconnected(to).unwrap().server, scene.pod.name());
     }
+}
+
+const UID: &str = "0a1b2c3d-1111-2222-3333-444455556666";
+/// As the kubelet names it with systemd, and a container's in it.
+const CGROUP: &str = "kubepods.slice/kubepods-burstable.slice/\
+                      kubepods-burstable-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-1.scope";
+const ANNOTATION: &str = "lb-agent.io/socket-lb";
+
+impl Scene {
+    /// Says of the client's pod what its annotation says.
+    fn annotate(&self, annotations: &[(&str, &str)]) {
+        let object = manifests::pod(&self.pod, UID, annotations);
+        self.world.source.apply(&[Manifest::new(&object).unwrap()]).unwrap();
+    }
+
+    /// How connections of a process leave the pod; all in the same way.
+    #[track_caller]
+    fn connections_of(&self, process: &HostProcess) -> Sent {
+        let sent = [Type::STREAM, Type::DGRAM].map(|kind| {
+            cluster_ips(&self.service).map(|to| {
+                self.link.frames().unwrap();
+                let socket = process.connect(kind, to).unwrap();
+                socket.send(b"who\n").unwrap();
+                self.sent(to)
+            })
+        });
+        let first = sent[0][0];
+        assert_eq!(sent, [[first; 2]; 2]);
+        first
+    }
+
+    #[track_caller]
+    fn connections_become(&self, process: &HostProcess, expected: Sent) {
+        let until = Instant::now() + SOON;
+        loop {
+            // While it changes they may differ.
+            let socket = process.connect(Type::DGRAM, cluster_ips(&self.service)[0]).unwrap();
+            self.link.frames().unwrap();
+            socket.send(b"who").unwrap();
+            if self.sent(cluster_ips(&self.service)[0]) == expected {
+                break;
+            }
+            assert!(Instant::now() < until, "still not {expected:?}");
+        }
+        assert_eq!(self.connections_of(process), expected);
+    }
+}
+
+#[test]
+fn a_pod_that_opts_out_is_served_on_its_link() {
+    let mut scene = scene();
+    scene.world.start_agent_with(1, &["--socket-lb=all"]);
+    // The object is there before the cgroup is.
+    scene.annotate(&[(ANNOTATION, "off")]);
+    let node = scene.world.node1();
+    let cgroup = node.cgroup().below(CGROUP).unwrap();
+    let process = HostProcess::start(scene.pod.netns(), &cgroup).unwrap();
+    scene.connections_become(&process, Sent::ToFrontend);
+    // It is the cgroup that tells, so one of another pod is another's.
+    let other = node
+        .cgroup()
+        .below("kubepods.slice/kubepods-pod99999999_1111_2222_3333_444455556666.slice")
+        .unwrap();
+    let others = HostProcess::start(scene.pod.netns(), &other).unwrap();
+    assert_eq!(scene.connections_of(&others), Sent::ToBackend);
+
+    // Its mind changes.
+    scene.annotate(&[]);
+    scene.connections_become(&process, Sent::ToBackend);
+    scene.annotate(&[(ANNOTATION, "off")]);
+    scene.connections_become(&process, Sent::ToFrontend);
+    drop((process, others));
+}
+
+#[test]
+fn it_stays_left_alone_while_no_agent_runs_and_when_one_takes_over() {
+    let mut scene = scene();
+    scene.annotate(&[(ANNOTATION, "off")]);
+    let cgroup = scene.world.node1().cgroup().below(CGROUP).unwrap();
+    let process = HostProcess::start(scene.pod.netns(), &cgroup).unwrap();
+    scene.world.start_agent_with(1, &["--socket-lb=all"]);
+    scene.connections_become(&process, Sent::ToFrontend);
+    scene.world.agents.pop().unwrap().kill().unwrap();
+    assert_eq!(scene.connections_of(&process), Sent::ToFrontend);
+    scene.world.start_agent_with(1, &["--socket-lb=all"]);
+    assert_eq!(scene.connections_of(&process), Sent::ToFrontend);
+    drop(process);
+}
+
+#[test]
+fn an_annotation_that_says_nonsense_is_named_and_changes_nothing() {
+    let mut scene = scene();
+    scene.world.start_agent_with(1, &["--socket-lb=all"]);
+    let cgroup = scene.world.node1().cgroup().below(CGROUP).unwrap();
+    let process = HostProcess::start(scene.pod.netns(), &cgroup).unwrap();
+    scene.annotate(&[(ANNOTATION, "maybe")]);
+    let said = "metadata.annotations[lb-agent.io/socket-lb]: \"maybe\" is neither on nor off";
+    let line = scene.world.agents[0].wait_for_log(SOON, said).unwrap();
+    assert!(line.contains("WARN") && line.contains("Pod default/client"), "{line}");
+    assert_eq!(scene.connections_of(&process), Sent::ToBackend);
+    drop(process);
 }

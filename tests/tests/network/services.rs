@@ -135,6 +135,7 @@ fn restricted(sources: [BTreeSet<IpNet>; 2]) -> State {
             .into(),
         service_cidrs: networks(&["10.96.0.0/16", "fd00:96::/112"]),
         pod_cidrs: networks(&["10.0.0.0/8", "fd00:10::/64"]),
+        ..State::default()
     }
 }
 

@@ -33,13 +33,14 @@ use crate::kernel::links::{Link, Role};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 12] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
     maps::FLOWS,
     maps::CONNECTED,
     maps::SENT_TO,
+    maps::OPTED_OUT,
     maps::AFFINITY,
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
@@ -130,6 +131,8 @@ pub(super) struct Loaded {
     pub(super) tables: Tables,
     /// The maps that tell which sockets of the host to end, where sockets are translated.
     pub(super) socket_maps: Option<host_sockets::Maps>,
+    /// The cgroups of pods whose sockets are left alone.
+    pub(super) opted_out: BpfTable<u64, u32>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
 }
@@ -175,6 +178,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     Ok(Loaded {
         programs: Programs(programs),
         tables: tables(&folder)?,
+        opted_out: table(&folder, maps::OPTED_OUT)?,
         socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
     })
