@@ -1,6 +1,7 @@
 //! What user space fixes when it loads the programs: names of read-only globals, and their defaults.
 
-/// `u64`: cookie of the node's own network namespace (`SO_NETNS_COOKIE`), whose sockets are translated.
+/// `u64`: cookie of the node's own network namespace (`SO_NETNS_COOKIE`), whose sockets are translated; or
+/// `INITIAL_NETNS`.
 pub const NETNS_COOKIE: &str = "NETNS_COOKIE";
 /// `u32`: what becomes of sockets of other network namespaces, `PODS_LEFT`, `PODS_ANYWHERE` or `PODS_NEAR`.
 pub const POD_SOCKETS: &str = "POD_SOCKETS";
@@ -11,6 +12,10 @@ pub const UDP_TIMEOUT: &str = "UDP_TIMEOUT";
 /// `u32`, 0 or 1: the kernel has `bpf_set_retval` (5.18), so a refused call can fail with ECONNREFUSED.
 /// Without it, it fails with EPERM.
 pub const HAS_SET_RETVAL: &str = "HAS_SET_RETVAL";
+
+/// Value of `NETNS_COOKIE`: that of the network namespace that the kernel began with, whatever its cookie is. No
+/// namespace has this one.
+pub const INITIAL_NETNS: u64 = 0;
 
 /// Value of `POD_SOCKETS`: they are left to the programs on links.
 pub const PODS_LEFT: u32 = 0;

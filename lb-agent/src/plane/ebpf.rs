@@ -197,7 +197,7 @@ impl EbpfPlane {
             Some(cgroup) => {
                 check_cgroup(cgroup)?;
                 Some(netns_cookie().context(
-                    "cannot tell this network namespace from others (kernel 5.14 can); \
+                    "cannot tell this network namespace from others: kernel 5.14 can, and any where it is the host's; \
                      `--socket-lb off` goes without",
                 )?)
             }
@@ -332,6 +332,9 @@ fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What kernels have of their own sysctls and not of each network namespace: the initial one alone shows it.
+const ONLY_IN_INITIAL_NETNS: &str = "/proc/sys/net/core/netdev_max_backlog";
+
 /// The kernel's name for the network namespace of this thread.
 fn netns_cookie() -> anyhow::Result<u64> {
     // Any socket knows the namespace it was made in, and this kind needs no link to be up.
@@ -349,7 +352,12 @@ fn netns_cookie() -> anyhow::Result<u64> {
         )
     };
     if result != 0 {
-        return Err(std::io::Error::last_os_error().into());
+        let error = std::io::Error::last_os_error();
+        // Kernel 5.14 tells its number; before, programs can ask for that of the initial one.
+        if error.raw_os_error() == Some(libc::ENOPROTOOPT) && Path::new(ONLY_IN_INITIAL_NETNS).exists() {
+            return Ok(config::INITIAL_NETNS);
+        }
+        return Err(error.into());
     }
     Ok(cookie)
 }

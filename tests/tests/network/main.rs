@@ -15,6 +15,7 @@ mod external;
 mod fixture;
 mod health;
 mod host_udp;
+mod initial_netns;
 mod interrupt;
 mod links;
 mod matrix;

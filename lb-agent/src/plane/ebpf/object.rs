@@ -141,7 +141,7 @@ pub(super) struct Loaded {
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
     let adopted = can_adopt(&pins.maps(), sizes)?;
     let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
-    let cookie = globals.netns_cookie.unwrap_or(0);
+    let cookie = globals.netns_cookie.unwrap_or(config::INITIAL_NETNS);
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
 
     let mut loader = EbpfLoader::new();
