@@ -269,6 +269,11 @@ impl Decode for Pod {
         if spec.node_name.as_deref() != Some(this_node) {
             return Ok(Decoded::Ignored("of another node, or none yet"));
         }
+        // Its cgroup is gone, and the object may stay for long.
+        let phase = wire.status.and_then(|status| status.phase);
+        if let Some("Succeeded" | "Failed") = phase.as_deref() {
+            return Ok(Decoded::Ignored("it has ended"));
+        }
         let annotations = wire.metadata.annotations.as_ref();
         let annotation = |name: &str| annotations.and_then(|annotations| annotations.get(name));
         let Some(socket_lb) = annotation(SOCKET_LB) else {

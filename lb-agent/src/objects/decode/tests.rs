@@ -230,10 +230,18 @@ fn a_pod_is_read_if_it_is_of_this_node_and_says_something_of_its_sockets() {
         }
     );
     assert!(!pod("on").is_opted_out);
+    let with_phase = |phase: &str| {
+        let mut wire = wire("this-node", json!({ "lb-agent.io/socket-lb": "off" }));
+        wire["status"] = json!({ "phase": phase });
+        wire
+    };
+    assert!(object::<Pod>(with_phase("Running")).is_opted_out);
     let ignored = [
         wire("other-node", json!({ "lb-agent.io/socket-lb": "off" })),
         wire("this-node", json!({ "lb-agent.io/other": "off" })),
         wire("this-node", Value::Null),
+        with_phase("Succeeded"),
+        with_phase("Failed"),
         json!({ "metadata": { "name": "web", "annotations": { "lb-agent.io/socket-lb": "off" } } }),
     ];
     for wire in ignored {

@@ -18,9 +18,11 @@ use tracing::{info, warn};
 
 use super::table::{self, BpfTable, Table};
 
-/// How often cgroups are looked for that are not there yet. Between that of a pod and its first container lie the
+/// When cgroups that are not there yet are looked for again. Between that of a pod and its first container lie the
 /// sandbox and the network of the pod.
-const AGAIN: Duration = Duration::from_millis(100);
+const SOON: Duration = Duration::from_millis(100);
+/// How long that may become, for pods that take their time to begin.
+const LATE: Duration = Duration::from_secs(1);
 /// How deep below the agent's cgroup those of pods are looked for: as deep as the programs look.
 const DEPTH: usize = lb_common::maps::CGROUP_LEVELS as usize;
 /// Shorter than any UID: what is in the name of a cgroup behind "pod" and is as long is that of a pod.
@@ -53,15 +55,19 @@ fn follow(changes: &Receiver<BTreeSet<String>>, mut map: BpfTable<u64, u32>, roo
     let mut wanted = BTreeSet::new();
     let mut found = BTreeMap::new();
     let mut last_error = None;
+    let mut again = SOON;
     loop {
         let change = if wanted.iter().all(|uid| found.contains_key(uid)) && last_error.is_none() {
             changes.recv().map_err(RecvTimeoutError::from)
         } else {
-            changes.recv_timeout(AGAIN)
+            changes.recv_timeout(again)
         };
         match change {
-            Ok(pods) => wanted = pods,
-            Err(RecvTimeoutError::Timeout) => {}
+            Ok(pods) => {
+                wanted = pods;
+                again = SOON;
+            }
+            Err(RecvTimeoutError::Timeout) => again = LATE.min(again * 2),
             Err(RecvTimeoutError::Disconnected) => return,
         }
         found.retain(|uid, _| wanted.contains(uid));
