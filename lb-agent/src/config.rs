@@ -81,7 +81,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "LB_AGENT_MAX_FLOWS")]
     pub max_flows: Option<NonZeroU32>,
 
-    /// Room for sockets of the host that are translated [default: 131072]
+    /// Room for connected sockets that are translated [default: 131072]
     #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SOCKETS")]
     pub max_sockets: Option<NonZeroU32>,
 
@@ -183,6 +183,9 @@ pub enum SocketLb {
     /// Those of the host's network namespace.
     #[default]
     Host,
+    /// Those of pods as well, where it is certain how a service treats them. A mesh that reads from a socket
+    /// what was dialled has its pods left out by the annotation `lb-agent.io/socket-lb: "off"`.
+    All,
     /// Nobody's: processes of the host reach no service by this agent. Packets are translated
     /// where they come in by a link, which those of the host itself do not.
     Off,

@@ -232,6 +232,8 @@ pub struct State {
     /// Where pods have their addresses. In a family that has one, a client is near if its address
     /// is in there; in a family that has none, if it is on this node.
     pub pod_cidrs: BTreeSet<IpNet>,
+    /// Pods of this node, by their UIDs, whose sockets are not to be translated; `None` until that is known.
+    pub untranslated_pods: Option<BTreeSet<String>>,
 }
 
 impl State {
@@ -243,6 +245,7 @@ impl State {
             cluster_ips,
             service_cidrs,
             pod_cidrs,
+            untranslated_pods,
         } = change;
         for (name, service) in services {
             match service {
@@ -265,6 +268,9 @@ impl State {
         if let Some(cidrs) = pod_cidrs {
             self.pod_cidrs = cidrs;
         }
+        if untranslated_pods.is_some() {
+            self.untranslated_pods = untranslated_pods;
+        }
     }
 }
 
@@ -282,6 +288,8 @@ pub struct Change {
     pub service_cidrs: Option<BTreeSet<IpNet>>,
     /// The new set, where it differs.
     pub pod_cidrs: Option<BTreeSet<IpNet>>,
+    /// The new set, where it differs.
+    pub untranslated_pods: Option<BTreeSet<String>>,
 }
 
 impl Change {

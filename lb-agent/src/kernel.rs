@@ -4,6 +4,7 @@ pub mod addresses;
 pub mod cgroup;
 pub mod links;
 mod netlink;
+pub mod netns;
 pub mod nft;
 pub mod sockets;
 pub mod sysctls;

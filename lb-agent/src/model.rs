@@ -15,6 +15,7 @@ mod health_check;
 mod inventory;
 mod name;
 mod node;
+mod pod;
 mod rules;
 mod serve;
 mod service;
@@ -30,6 +31,7 @@ pub use event::{Event, Kind, Update};
 pub use health_check::HealthCheck;
 pub use name::ObjectName;
 pub use node::Node;
+pub use pod::Pod;
 pub use rules::{DetectLocal, InvalidNodePortAddress, NodePortAddress, NodePortAddresses, Rules};
 pub use service::{
     AnyService, ClusterIps, InvalidClusterIp, InvalidServicePorts, Service, ServiceIp, ServicePort, ServicePorts,

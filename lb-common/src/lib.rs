@@ -32,4 +32,4 @@ pub use fragment::{FragmentKey, FragmentValue, HeldFragment};
 pub use net::{Address, Port};
 pub use prefix::{PrefixKey, Scoped};
 pub use service::{Range, ServiceKey, ServiceValue, Verdict};
-pub use socket::{SocketKey, SocketValue};
+pub use socket::{Correspondents, Translation};

@@ -11,8 +11,12 @@ pub const SLOTS: &str = "SLOTS";
 pub const BACKENDS: &str = "BACKENDS";
 /// LRU hash: [`FlowKey`](crate::FlowKey) → [`FlowValue`](crate::FlowValue).
 pub const FLOWS: &str = "FLOWS";
-/// LRU hash: [`SocketKey`](crate::SocketKey) → [`SocketValue`](crate::SocketValue).
-pub const SOCKETS: &str = "SOCKETS";
+/// LRU hash: cookie of a connected socket (`u64`) → [`Translation`](crate::Translation).
+pub const CONNECTED: &str = "CONNECTED";
+/// Storage of sockets that send without being connected: [`Correspondents`](crate::Correspondents).
+pub const SENT_TO: &str = "SENT_TO";
+/// Hash: number of a pod's cgroup (`u64`) → `u32`, of pods whose sockets are left alone.
+pub const OPTED_OUT: &str = "OPTED_OUT";
 /// LRU hash: [`AffinityKey`](crate::AffinityKey) → [`AffinityValue`](crate::AffinityValue).
 pub const AFFINITY: &str = "AFFINITY";
 /// Hash: [`Address`](crate::Address) → [`AddressValue`](crate::AddressValue).
@@ -44,8 +48,8 @@ pub const DEFAULT_SLOTS: u32 = 1_048_576;
 pub const DEFAULT_BACKENDS: u32 = 524_288;
 /// Default number of rows of `FLOWS`, two a flow.
 pub const DEFAULT_FLOWS: u32 = 524_288;
-/// Default number of rows of `SOCKETS`.
-pub const DEFAULT_SOCKETS: u32 = 131_072;
+/// Default number of rows of `CONNECTED`.
+pub const DEFAULT_CONNECTED: u32 = 131_072;
 /// Default number of rows of `AFFINITY`: a client each of a service port that asks for it.
 pub const DEFAULT_AFFINITY: u32 = 131_072;
 /// Default number of rows of `ADDRESSES`, the same as that of `SERVICES`: no more ClusterIPs than frontends.
@@ -58,5 +62,9 @@ pub const FRAGMENTS_MAX: u32 = 8_192;
 pub const HELD_FRAGMENTS_MAX: u32 = 1_024;
 /// Bytes of `EVENTS`, a power of two: 4,000 events.
 pub const EVENTS_SIZE: u32 = 256 * 1024;
+/// Number of rows of `OPTED_OUT`: more pods than a node has.
+pub const OPTED_OUT_MAX: u32 = 4_096;
+/// How many levels below the root a pod's cgroup may be at. In a node that is itself a container it is the seventh.
+pub const CGROUP_LEVELS: u32 = 12;
 /// Number of rows of `CIDRS`.
 pub const CIDRS_MAX: u32 = 1_024;

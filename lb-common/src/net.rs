@@ -33,6 +33,13 @@ impl Address {
     /// `::`: the same for IPv6.
     pub const ANY_V6: Self = Self { words: [0; 4] };
 
+    /// `127.0.0.1`.
+    pub const LOOPBACK_V4: Self = Self::from_v4(0x7f00_0001_u32.to_be());
+    /// `::1`.
+    pub const LOOPBACK_V6: Self = Self {
+        words: [0, 0, 0, 1_u32.to_be()],
+    };
+
     /// From an IPv4 address whose four bytes stand in `address` in network byte order.
     #[inline(always)]
     pub const fn from_v4(address: u32) -> Self {
@@ -57,6 +64,16 @@ impl Address {
     #[inline(always)]
     pub const fn is_v4(&self) -> bool {
         self.words[0] | self.words[1] | (self.words[2] ^ MAPPED) == 0
+    }
+
+    /// 1 for `0.0.0.0` and `::`, else 0: a number and no truth value, which the verifier would follow.
+    #[inline(always)]
+    pub const fn unspecified(&self) -> u8 {
+        let [a, b, c, d] = self.words;
+        // Zero if the third word is either.
+        let mapped = (c ^ MAPPED) as u64 * c as u64;
+        let rest = (a | b | d) as u64 | mapped;
+        1 - ((rest | rest.wrapping_neg()) >> 63) as u8
     }
 
     /// Equality in one branch: `==` has one a word, and the verifier follows each.
@@ -137,6 +154,22 @@ mod tests {
         assert_eq!(held, Address::from_v4(u32::from_ne_bytes([10, 96, 0, 1])));
         assert!(held.is_v4());
         assert_eq!(IpAddr::from(held), address);
+    }
+
+    #[test]
+    fn the_unspecified_addresses_are_two() {
+        for (text, expected) in [
+            ("0.0.0.0", true),
+            ("::", true),
+            ("0.0.0.1", false),
+            ("::1", false),
+            ("::2:0:0", false),
+            ("::ff:0:0", false),
+            ("2001:db8::", false),
+        ] {
+            let address: IpAddr = text.parse().unwrap();
+            assert_eq!(Address::from(address).unspecified(), u8::from(expected), "{text}");
+        }
     }
 
     #[test]

@@ -1,42 +1,48 @@
-//! Map `SOCKETS`: which frontend a socket of the host dialled, for the names it asks for.
+//! Maps `CONNECTED` and `SENT_TO`: which frontends a socket dialled, for the names that its process asks for.
 
 use crate::{
     layout::map_type,
     net::{Address, Port},
 };
 
-/// A socket and the backend that it was sent to.
+/// What a process dialled, and where its socket was sent instead. The value of `CONNECTED`, whose key is the
+/// kernel's cookie of the socket (`bpf_get_socket_cookie`), a `u64`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SocketKey {
-    /// The kernel's cookie of the socket (`bpf_get_socket_cookie`).
-    pub cookie: u64,
+pub struct Translation {
+    /// Address of the frontend.
+    pub frontend: Address,
     /// Address of the backend.
-    pub address: Address,
+    pub backend: Address,
+    /// Port of the frontend.
+    pub frontend_port: Port,
     /// Port of the backend.
-    pub port: Port,
-    /// IANA protocol number.
-    pub protocol: u8,
-    /// Zero.
-    pub pad: [u8; 5],
-}
-
-map_type!(SocketKey: 32 { cookie @ 0, address @ 8, port @ 24, protocol @ 26, pad @ 27 });
-
-/// What the process dialled.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SocketValue {
+    pub backend_port: Port,
     /// Number of the backend.
-    pub backend: u32,
+    pub number: u32,
     /// Generation of that number when the socket was sent there.
     pub generation: u32,
-    /// Address of the frontend.
-    pub address: Address,
-    /// Port of the frontend.
-    pub port: Port,
-    /// Zero.
-    pub pad: u16,
 }
 
-map_type!(SocketValue: 28 { backend @ 0, generation @ 4, address @ 8, port @ 24, pad @ 26 });
+map_type!(Translation: 44 {
+    frontend @ 0, backend @ 16, frontend_port @ 32, backend_port @ 34, number @ 36, generation @ 40
+});
+
+/// Whom a socket that is not connected sent to: the value of `SENT_TO`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Correspondents {
+    /// A row each backend; one whose backend has no port is free.
+    pub rows: [Translation; Self::ROOM],
+    /// The row that the next new backend takes, modulo their number: in turn, so that of the one that came
+    /// first.
+    pub next: u32,
+}
+
+map_type!(Correspondents: 708 { rows @ 0, next @ 704 });
+
+impl Correspondents {
+    /// To how many backends at a time a socket can send and know their names. Resolvers have a handful; and
+    /// what it costs, some 700 bytes, only sockets cost that send to services without being connected.
+    pub const ROOM: usize = 16;
+}

@@ -4,11 +4,15 @@ use aya_ebpf::btf_maps::lpm_trie::Key;
 use lb_common::{
     Address, BackendValue, Range, Scoped, ServiceValue,
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL},
+    config::PODS_NEAR,
     prefix::{BY_LINK, INSIDE, OUTSIDE, PODS, WHOLE},
-    service::{FAR_IS_LOCAL, NEAR_IS_LOCAL, RESTRICTED},
+    service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, RESTRICTED},
 };
 
-use crate::maps::{CIDRS, SOURCE_RANGES};
+use crate::{
+    config,
+    maps::{CIDRS, SOURCE_RANGES},
+};
 
 /// The link that a client's packets come from.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,6 +49,20 @@ impl Client {
             is_near: (known & INSIDE) | is_behind_us,
             is_behind_us,
         }
+    }
+
+    /// A process in another network namespace of this node, and so a pod, whose address is not chosen yet: if
+    /// the service treats it alike whatever that will be. `None` where it may matter.
+    #[inline(always)]
+    pub(crate) fn pod_without_address(service: &ServiceValue, any: &Address) -> Option<Self> {
+        // Ranges, affinity and masquerading go by the address of a packet.
+        if service.flags & (RESTRICTED | MASQUERADE_ALL) != 0 || service.affinity != 0 {
+            return None;
+        }
+        let is_near_for_sure =
+            config::pod_sockets() == PODS_NEAR && cidr(PODS, any).unwrap_or(BY_LINK) & (INSIDE | OUTSIDE) == 0;
+        let is_all_the_same = service.near.base == service.far.base && service.near.count == service.far.count;
+        (is_near_for_sure || is_all_the_same).then_some(Self::NODE)
     }
 
     /// The slots that such a client draws from.

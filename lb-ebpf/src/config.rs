@@ -1,11 +1,15 @@
 //! What the agent fixes when it loads the object. Read-only from then on, so the verifier knows
 //! the values. The names are those of [`lb_common::config`].
 
-use aya_ebpf::Global;
-use lb_common::config::{DEFAULT_MASQUERADE_MARK, DEFAULT_UDP_TIMEOUT};
+use core::ptr;
+
+use aya_ebpf::{Global, helpers::bpf_get_netns_cookie};
+use lb_common::config::{DEFAULT_MASQUERADE_MARK, DEFAULT_UDP_TIMEOUT, INITIAL_NETNS, PODS_LEFT};
 
 #[unsafe(no_mangle)]
-static NETNS_COOKIE: Global<u64> = Global::new(0);
+static NETNS_COOKIE: Global<u64> = Global::new(INITIAL_NETNS);
+#[unsafe(no_mangle)]
+static POD_SOCKETS: Global<u32> = Global::new(PODS_LEFT);
 #[unsafe(no_mangle)]
 static MASQUERADE_MARK: Global<u32> = Global::new(DEFAULT_MASQUERADE_MARK);
 #[unsafe(no_mangle)]
@@ -16,7 +20,17 @@ static HAS_SET_RETVAL: Global<u32> = Global::new(1);
 /// Cookie of the node's own network namespace.
 #[inline(always)]
 pub(crate) fn netns_cookie() -> u64 {
-    NETNS_COOKIE.load()
+    match NETNS_COOKIE.load() {
+        // SAFETY: the helper takes no context for the initial namespace.
+        INITIAL_NETNS => unsafe { bpf_get_netns_cookie(ptr::null_mut()) },
+        cookie => cookie,
+    }
+}
+
+/// What becomes of sockets of pods: one of the values of [`lb_common::config::POD_SOCKETS`].
+#[inline(always)]
+pub(crate) fn pod_sockets() -> u32 {
+    POD_SOCKETS.load()
 }
 
 /// The bit of the mark that asks the kernel to masquerade.

@@ -35,8 +35,8 @@ mod verdict;
 mod vlan;
 
 use aya_ebpf::{
-    macros::{cgroup_sock_addr, classifier},
-    programs::{SockAddrContext, TcContext},
+    macros::{cgroup_sock, cgroup_sock_addr, classifier},
+    programs::{SockAddrContext, SockContext, TcContext},
 };
 
 use crate::{
@@ -103,22 +103,27 @@ fn sendmsg6(ctx: SockAddrContext) -> i32 {
 
 #[cgroup_sock_addr(recvmsg4)]
 fn recvmsg4(ctx: SockAddrContext) -> i32 {
-    socket::name::<V4>(&ctx)
+    socket::receive::<V4>(&ctx)
 }
 
 #[cgroup_sock_addr(recvmsg6)]
 fn recvmsg6(ctx: SockAddrContext) -> i32 {
-    socket::name::<V6>(&ctx)
+    socket::receive::<V6>(&ctx)
 }
 
 #[cgroup_sock_addr(getpeername4)]
 fn getpeername4(ctx: SockAddrContext) -> i32 {
-    socket::name::<V4>(&ctx)
+    socket::peer_name::<V4>(&ctx)
 }
 
 #[cgroup_sock_addr(getpeername6)]
 fn getpeername6(ctx: SockAddrContext) -> i32 {
-    socket::name::<V6>(&ctx)
+    socket::peer_name::<V6>(&ctx)
+}
+
+#[cgroup_sock(sock_release)]
+fn sock_release(ctx: SockContext) -> i32 {
+    socket::release(&ctx)
 }
 
 /// Nothing here panics, and `build-ebpf` checks the object for it: the verifier would refuse the

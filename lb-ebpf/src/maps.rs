@@ -3,21 +3,22 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, RingBuf, SkStorage},
     macros::btf_map,
 };
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, FragmentKey,
-    FragmentValue, HeldFragment, Scoped, ServiceKey, ServiceValue, SocketKey, SocketValue,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Correspondents, Counter, Event, FlowKey,
+    FlowValue, FragmentKey, FragmentValue, HeldFragment, Scoped, ServiceKey, ServiceValue, Translation,
     event::EventBudget,
     fragment::Scratch,
     maps::{
-        CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_FLOWS, DEFAULT_SERVICES,
-        DEFAULT_SLOTS, DEFAULT_SOCKETS, DEFAULT_SOURCE_RANGES, EVENTS_SIZE, FRAGMENTS_MAX, HELD_FRAGMENTS_MAX,
+        CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_CONNECTED, DEFAULT_FLOWS,
+        DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, EVENTS_SIZE, FRAGMENTS_MAX, HELD_FRAGMENTS_MAX,
+        OPTED_OUT_MAX,
     },
 };
 
-// Memory of these two follows what they hold, not what they may hold.
+// Memory of these follows what they hold, not what they may hold.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
 
 #[btf_map]
@@ -34,7 +35,13 @@ pub(crate) static BACKENDS: Array<BackendValue, { DEFAULT_BACKENDS as usize }> =
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue, { DEFAULT_FLOWS as usize }> = LruHashMap::new();
 
 #[btf_map]
-pub(crate) static SOCKETS: LruHashMap<SocketKey, SocketValue, { DEFAULT_SOCKETS as usize }> = LruHashMap::new();
+pub(crate) static CONNECTED: LruHashMap<u64, Translation, { DEFAULT_CONNECTED as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub(crate) static SENT_TO: SkStorage<Correspondents> = SkStorage::new();
+
+#[btf_map]
+pub(crate) static OPTED_OUT: HashMap<u64, u32, { OPTED_OUT_MAX as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
 pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue, { DEFAULT_AFFINITY as usize }> = LruHashMap::new();

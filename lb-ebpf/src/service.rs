@@ -17,6 +17,9 @@ use crate::{
 #[inline(always)]
 pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32) -> Result<ServiceValue, u32> {
     let mut key = ServiceKey::new(*address, port, protocol);
+    // The row of the unspecified address is every NodePort. Nobody dials that: it has no flags, so that this is
+    // the last look with that key.
+    key.pad = address.unspecified();
     // SAFETY: the row is copied at once; a concurrent update replaces it by another one.
     if let Some(service) = unsafe { SERVICES.get(&key) } {
         return Ok(*service);

@@ -1,14 +1,22 @@
-//! Processes of the node itself: translated in the socket, before there is a packet.
+//! Processes of the node itself, and where that is asked for, of pods: translated in the socket, before there
+//! is a packet.
+//!
+//! What is not known in the socket of a pod is left to the program on its link, which sees packets: who it is
+//! by its address, and how it is refused.
+
+mod memory;
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{BPF_ANY, bpf_sock_addr},
-    helpers::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_get_socket_cookie, bpf_set_retval},
-    programs::SockAddrContext,
+    bindings::bpf_sock_addr,
+    helpers::{bpf_get_current_ancestor_cgroup_id, bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_set_retval},
+    programs::{SockAddrContext, SockContext},
 };
 use lb_common::{
-    Address, Counter, Port, Range, ServiceValue, SocketKey, SocketValue, Verdict,
+    Address, Counter, Port, Range, ServiceValue, Translation, Verdict,
     address::{HOST_NODE_PORTS, NODE_PORTS},
+    config::PODS_LEFT,
+    maps::CGROUP_LEVELS,
     net::{TCP, UDP},
     service::{NODE_IS_REFUSED, RESTRICTED},
 };
@@ -20,8 +28,8 @@ use crate::{
     counter::count,
     family::Family,
     flow,
-    maps::SOCKETS,
-    service::{self, NoService},
+    maps::OPTED_OUT,
+    service::{self, Chosen, NoService},
 };
 
 /// The call goes on.
@@ -32,80 +40,121 @@ const ECONNREFUSED: i32 = 111;
 /// A service may change between two reads; more than once in a row it does not.
 const ATTEMPTS: u32 = 3;
 
-/// What a process dialled.
-struct Dialled {
-    cookie: u64,
+/// The other end of a socket, as the call has it.
+#[derive(Clone, Copy)]
+struct Peer {
     address: Address,
     port: Port,
     protocol: u8,
+    /// Whether the socket is of the node's own network namespace, and not of a pod's.
+    is_of_node: bool,
 }
 
-/// `connect`: every call draws anew.
+/// What makes a process dial.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// `connect`: every call draws anew.
+    Connect,
+    /// `sendto` and `sendmsg` with an address: one socket keeps to one backend while the service does
+    /// not change, as it would with connection tracking.
+    Send,
+}
+
+/// `connect`.
 #[inline(always)]
 pub(crate) fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let Some(dialled) = dialled::<F>(ctx) else {
-        return ALLOW;
-    };
-    // SAFETY: no arguments.
-    let draw = unsafe { bpf_get_prandom_u32() };
-    translate::<F>(ctx, &dialled, draw)
+    dial::<F>(ctx, Call::Connect)
 }
 
-/// `sendto` and `sendmsg` with an address: one socket keeps to one backend while the service does
-/// not change, as it would with connection tracking.
+/// `sendto` and `sendmsg` with an address.
 #[inline(always)]
 pub(crate) fn send<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let Some(dialled) = dialled::<F>(ctx) else {
-        return ALLOW;
-    };
-    let draw = hash(&dialled);
-    translate::<F>(ctx, &dialled, draw)
+    dial::<F>(ctx, Call::Send)
 }
 
-/// `recvmsg` and `getpeername`: the backend's name becomes that of the frontend again.
 #[inline(always)]
-pub(crate) fn name<F: Family>(ctx: &SockAddrContext) -> i32 {
-    let Some(backend) = dialled::<F>(ctx) else {
+fn dial<F: Family>(ctx: &SockAddrContext, call: Call) -> i32 {
+    let Some(mut dialled) = peer::<F>(ctx) else {
         return ALLOW;
     };
-    // SAFETY: the row is copied field by field right here.
-    if let Some(frontend) = unsafe { SOCKETS.get(&key(&backend, &backend.address, backend.port)) } {
-        let (address, port) = (frontend.address, frontend.port);
+    if call == Call::Connect {
+        memory::forget_connection(ctx);
+    }
+    dialled.address = or_loopback(dialled.address);
+    let draw = match call {
+        // SAFETY: no arguments.
+        Call::Connect => unsafe { bpf_get_prandom_u32() },
+        Call::Send => hash(ctx, &dialled),
+    };
+    if dialled.is_of_node {
+        translate::<F>(ctx, &dialled, call, draw)
+    } else {
+        if !has_opted_out() {
+            translate_of_pod::<F>(ctx, &dialled, call, draw);
+        }
+        ALLOW
+    }
+}
+
+/// `recvmsg`: a datagram of a backend comes from what was dialled.
+#[inline(always)]
+pub(crate) fn receive<F: Family>(ctx: &SockAddrContext) -> i32 {
+    if let Some(backend) = peer::<F>(ctx)
+        && let Some((address, port)) = memory::connected_to(ctx, &backend).or_else(|| memory::sent_to(ctx, &backend))
+    {
         set::<F>(ctx, &address, port);
     }
     ALLOW
 }
 
-/// The other end as the call has it, if it is one for us: of this network namespace, TCP or UDP.
+/// `getpeername`: the other end is what was dialled.
 #[inline(always)]
-fn dialled<F: Family>(ctx: &SockAddrContext) -> Option<Dialled> {
+pub(crate) fn peer_name<F: Family>(ctx: &SockAddrContext) -> i32 {
+    if let Some(backend) = peer::<F>(ctx)
+        && let Some((address, port)) = memory::connected_to(ctx, &backend)
+    {
+        set::<F>(ctx, &address, port);
+    }
+    ALLOW
+}
+
+/// `close`, of whoever has the socket last: also of one that was aborted, or whose process ends.
+#[inline(always)]
+pub(crate) fn release(ctx: &SockContext) -> i32 {
+    memory::end(ctx);
+    ALLOW
+}
+
+/// The other end, if the socket is one for us: of this network namespace, or a pod's that is to be translated;
+/// TCP or UDP.
+#[inline(always)]
+fn peer<F: Family>(ctx: &SockAddrContext) -> Option<Peer> {
     // SAFETY: the context is that of the running program.
-    let (context, netns, cookie) = unsafe {
-        (
-            &*ctx.sock_addr,
-            bpf_get_netns_cookie(ctx.as_ptr()),
-            bpf_get_socket_cookie(ctx.as_ptr()),
-        )
-    };
-    let protocol = context.protocol as u8;
-    if netns != config::netns_cookie() || (protocol != TCP && protocol != UDP) {
+    let (context, netns) = unsafe { (&*ctx.sock_addr, bpf_get_netns_cookie(ctx.as_ptr())) };
+    // Whole: the kernel has protocols beyond 255 for sockets, such as MPTCP, 262.
+    let protocol = context.protocol;
+    let is_of_node = netns == config::netns_cookie();
+    if !is_of_node && config::pod_sockets() == PODS_LEFT {
         return None;
     }
-    Some(Dialled {
-        cookie,
+    if protocol != u32::from(TCP) && protocol != u32::from(UDP) {
+        return None;
+    }
+    Some(Peer {
         address: F::socket_address(context),
         port: Port {
             be: context.user_port as u16,
         },
-        protocol,
+        protocol: protocol as u8,
+        is_of_node,
     })
 }
 
 #[inline(always)]
-fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> i32 {
+fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw: u32) -> i32 {
     let mut service = match find(dialled) {
         Ok(service) => service,
-        Err(flags) => return without_service(&dialled.address, flags),
+        Err(flags) => return without_service(ctx, dialled, flags),
     };
     if service.flags & (RESTRICTED | NODE_IS_REFUSED) == RESTRICTED | NODE_IS_REFUSED {
         count(Counter::DroppedSourceRange as u32);
@@ -128,59 +177,123 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
             // Changed since it was read.
             service = match find(dialled) {
                 Ok(service) => service,
-                Err(flags) => return without_service(&dialled.address, flags),
+                Err(flags) => return without_service(ctx, dialled, flags),
             };
             remembered = 0;
             continue;
         };
-        let backend = &chosen.backend;
-        let key = key(dialled, &backend.address, backend.port);
-        let row = SocketValue {
-            backend: chosen.number,
-            generation: backend.generation,
-            address: dialled.address,
-            port: dialled.port,
-            pad: 0,
-        };
-        // A datagram that goes where the one before it went is no new flow.
-        if !is_there(&key, &row) {
-            // Without the row the socket works all the same; only names would show the backend.
-            let _ = SOCKETS.insert(&key, &row, BPF_ANY.into());
-            affinity::remember(&service, client, row.backend, now);
+        if send_to::<F>(ctx, dialled, call, &chosen) {
+            affinity::remember(&service, client, chosen.number, now);
         }
-        set::<F>(ctx, &backend.address, backend.port);
-        count(Counter::SocketTranslated as u32);
         return ALLOW;
     }
     refuse(Client::NODE.range(&service))
 }
 
+/// Whether the process that dials is in the cgroup of a pod whose sockets are left alone.
 #[inline(always)]
-fn find(dialled: &Dialled) -> Result<ServiceValue, u32> {
-    let node_ports = NODE_PORTS | HOST_NODE_PORTS;
+fn has_opted_out() -> bool {
+    for level in 1..=CGROUP_LEVELS {
+        // SAFETY: no pointer involved.
+        let cgroup = unsafe { bpf_get_current_ancestor_cgroup_id(level as i32) };
+        if cgroup == 0 {
+            // Deeper than the process is.
+            break;
+        }
+        // SAFETY: the value is not read.
+        if unsafe { OPTED_OUT.get(&cgroup) }.is_some() {
+            return true;
+        }
+    }
+    false
+}
+
+/// A pod dials. Where it goes, if that is certain; everything else passes as it is.
+#[inline(always)]
+fn translate_of_pod<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw: u32) {
+    let any = if dialled.address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
+    for _ in 0..ATTEMPTS {
+        let Ok(service) = find(dialled) else {
+            break;
+        };
+        let Some(client) = Client::pod_without_address(&service, &any) else {
+            break;
+        };
+        let range = client.range(&service);
+        if range.count == 0 {
+            break;
+        }
+        // Else it has changed since it was read.
+        if let Some(chosen) = service::choose(range, 0, draw) {
+            send_to::<F>(ctx, dialled, call, &chosen);
+            return;
+        }
+    }
+    memory::forget_correspondent(ctx, dialled);
+}
+
+/// Sends the socket there instead. Says whether that is a new flow.
+#[inline(always)]
+fn send_to<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, chosen: &Chosen) -> bool {
+    let backend = &chosen.backend;
+    let translation = Translation {
+        frontend: dialled.address,
+        backend: backend.address,
+        frontend_port: dialled.port,
+        backend_port: backend.port,
+        number: chosen.number,
+        generation: backend.generation,
+    };
+    let is_new = match call {
+        Call::Connect => memory::connects(ctx, &translation),
+        Call::Send => memory::sends(ctx, &translation),
+    };
+    set::<F>(ctx, &backend.address, backend.port);
+    count(Counter::SocketTranslated as u32);
+    is_new
+}
+
+#[inline(always)]
+fn find(dialled: &Peer) -> Result<ServiceValue, u32> {
+    // A loopback address of a pod is its own.
+    let node_ports = if dialled.is_of_node {
+        NODE_PORTS | HOST_NODE_PORTS
+    } else {
+        NODE_PORTS
+    };
     service::find(&dialled.address, dialled.port, dialled.protocol, node_ports)
 }
 
 #[inline(always)]
-fn is_there(key: &SocketKey, row: &SocketValue) -> bool {
-    // SAFETY: fields are read, right here.
-    unsafe { SOCKETS.get(key) }.is_some_and(|there| {
-        (there.backend == row.backend)
-            & (there.generation == row.generation)
-            & there.address.same(&row.address)
-            & (there.port.be == row.port.be)
-    })
-}
-
-#[inline(always)]
-fn without_service(address: &Address, flags: u32) -> i32 {
-    match NoService::at(address, flags) {
+fn without_service(ctx: &SockAddrContext, dialled: &Peer, flags: u32) -> i32 {
+    match NoService::at(&dialled.address, flags) {
         NoService::Refuse => refuse(Range::empty(Verdict::Reject)),
         NoService::Drop => {
             count(Counter::DroppedUnallocated as u32);
             DENY
         }
-        NoService::Pass => ALLOW,
+        NoService::Pass => {
+            // It may be a backend that the socket reached by a service before.
+            memory::forget_correspondent(ctx, dialled);
+            ALLOW
+        }
+    }
+}
+
+/// Who dials the unspecified address means the loopback one, for the kernel and for us: as a key of the map
+/// `SERVICES` it would be every NodePort.
+#[inline(always)]
+fn or_loopback(address: Address) -> Address {
+    if address.same(&Address::ANY_V4) {
+        Address::LOOPBACK_V4
+    } else if address.same(&Address::ANY_V6) {
+        Address::LOOPBACK_V6
+    } else {
+        address
     }
 }
 
@@ -199,17 +312,6 @@ fn refuse(range: Range) -> i32 {
 }
 
 #[inline(always)]
-fn key(dialled: &Dialled, address: &Address, port: Port) -> SocketKey {
-    SocketKey {
-        cookie: dialled.cookie,
-        address: *address,
-        port,
-        protocol: dialled.protocol,
-        pad: [0; 5],
-    }
-}
-
-#[inline(always)]
 fn set<F: Family>(ctx: &SockAddrContext, address: &Address, port: Port) {
     // SAFETY: the context is that of the running program, and no reference to it is held.
     let context: &mut bpf_sock_addr = unsafe { &mut *ctx.sock_addr };
@@ -219,8 +321,8 @@ fn set<F: Family>(ctx: &SockAddrContext, address: &Address, port: Port) {
 
 /// Spreads sockets and frontends over 32 bits: multiplication by the golden ratio, high half.
 #[inline(always)]
-fn hash(dialled: &Dialled) -> u32 {
+fn hash(ctx: &SockAddrContext, dialled: &Peer) -> u32 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let frontend = u64::from(dialled.address.words[3]) << 16 | u64::from(dialled.port.be);
-    ((dialled.cookie ^ frontend.wrapping_mul(GOLDEN)).wrapping_mul(GOLDEN) >> 32) as u32
+    ((memory::cookie(ctx) ^ frontend.wrapping_mul(GOLDEN)).wrapping_mul(GOLDEN) >> 32) as u32
 }

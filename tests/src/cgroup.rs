@@ -24,6 +24,13 @@ impl Cgroup {
         Ok(Self { path })
     }
 
+    /// Makes one below it, by its path from here. It is to go first.
+    pub fn below(&self, path: impl AsRef<Path>) -> Result<Self> {
+        let path = self.path.join(path);
+        fs::create_dir_all(&path).with_context(|| format!("making the control group {}", path.display()))?;
+        Ok(Self { path })
+    }
+
     /// Its folder.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -58,8 +65,13 @@ pub(crate) fn root() -> Result<PathBuf> {
         .context("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
 }
 
-/// Kills what is in a control group and removes it.
+/// Kills what is in a control group and those below it, and removes them.
 pub(crate) fn remove(path: &Path) -> Result<()> {
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove(&entry.path())?;
+        }
+    }
     let until = Instant::now() + Duration::from_secs(5);
     loop {
         // One write kills them all since Linux 5.14; before, one by one, again and again, since they may fork.

@@ -152,7 +152,18 @@ impl Client {
 
     /// A connection that stays.
     pub fn connect(&self, protocol: Protocol, to: SocketAddr) -> Result<Connection, Failure> {
+        self.connect_with(protocol, to, |_| Ok(()))
+    }
+
+    /// The same, of a socket that is first prepared: bound to an address or a link, say.
+    pub fn connect_with(
+        &self,
+        protocol: Protocol,
+        to: SocketAddr,
+        prepare: impl FnOnce(&Socket) -> io::Result<()>,
+    ) -> Result<Connection, Failure> {
         let socket = self.socket(protocol, to)?;
+        prepare(&socket)?;
         socket.connect_timeout(&to.into(), self.timeout)?;
         if protocol == Protocol::Tcp {
             socket.set_tcp_nodelay(true)?;
@@ -205,6 +216,11 @@ impl Connection {
                 answer(&buffer[..length], request, local)
             }
         }
+    }
+
+    /// Connects the same socket elsewhere, which UDP alone lets it.
+    pub fn connect_again(&mut self, to: SocketAddr) -> Result<(), Failure> {
+        Ok(self.socket.connect(&to.into())?)
     }
 
     /// The client's own address.

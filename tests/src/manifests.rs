@@ -220,6 +220,26 @@ pub fn node(node: &network::Node) -> core::Node {
     }
 }
 
+/// The object Pod of a pod, with the UID and these annotations.
+#[must_use]
+pub fn pod(pod: &Pod, uid: &str, annotations: &[(&str, &str)]) -> core::Pod {
+    let annotations = annotations
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    core::Pod {
+        metadata: ObjectMeta {
+            uid: Some(uid.to_owned()),
+            annotations: Some(annotations.collect()),
+            ..metadata(pod.name())
+        },
+        spec: Some(core::PodSpec {
+            node_name: Some(pod.node().to_owned()),
+            ..Default::default()
+        }),
+        status: None,
+    }
+}
+
 fn metadata(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),

@@ -39,6 +39,16 @@ impl Netns {
         Ok(netns)
     }
 
+    /// The one that this process is in.
+    pub fn current() -> Result<Self> {
+        let file = fs::File::open("/proc/self/ns/net").context("opening the own network namespace")?;
+        Ok(Self {
+            name: "this process's".to_owned(),
+            fd: file.into(),
+            netlink: OnceLock::new(),
+        })
+    }
+
     /// What it is called in messages.
     #[must_use]
     pub fn name(&self) -> &str {

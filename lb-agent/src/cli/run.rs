@@ -24,12 +24,12 @@ use crate::{
     health::{self, ProxyHealth},
     kernel::{
         addresses, cgroup,
-        links::{self, Link},
+        links::{self, Link, PodLinks},
         sysctls,
     },
     model::Event,
     objects::{self, Batch, folder, kube},
-    plane::ebpf::{EbpfOptions, EbpfPlane},
+    plane::ebpf::{EbpfOptions, EbpfPlane, PodSockets},
 };
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -90,7 +90,11 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
                 url: url.clone(),
             };
             let server = kube::ApiServer::configure(&options).await?;
-            watches = kube::watch(&server, &config.node_name, &sender);
+            let pods = match config.socket_lb {
+                SocketLb::All => kube::Pods::Asked,
+                SocketLb::Host | SocketLb::Off => kube::Pods::Ignored,
+            };
+            watches = kube::watch(&server, &config.node_name, pods, &sender);
             server.url().to_owned()
         }
     };
@@ -142,12 +146,18 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
 fn plane_options(config: &Config) -> anyhow::Result<EbpfOptions> {
     let cgroup = match (config.socket_lb, &config.cgroup) {
         (SocketLb::Off, _) => None,
-        (SocketLb::Host, Some(cgroup)) => Some(cgroup.clone()),
-        (SocketLb::Host, None) => Some(cgroup::root()?),
+        (SocketLb::Host | SocketLb::All, Some(cgroup)) => Some(cgroup.clone()),
+        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root()?),
+    };
+    let pod_sockets = match (config.socket_lb, &config.pod_links) {
+        (SocketLb::Off | SocketLb::Host, _) => PodSockets::Left,
+        (SocketLb::All, PodLinks::ByKind) if config.link_rules.is_empty() => PodSockets::TranslatedAsNear,
+        (SocketLb::All, _) => PodSockets::Translated,
     };
     Ok(EbpfOptions {
         bpffs: config.bpffs.clone(),
         cgroup,
+        pod_sockets,
         masquerade_mark: config.masquerade_mark,
         sizes: config.sizes,
         force_clsact: false,

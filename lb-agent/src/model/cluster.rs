@@ -187,6 +187,12 @@ impl Cluster {
                 .flat_map(|object| object.cidrs.iter().copied());
             change.service_cidrs = renew(&mut self.state.service_cidrs, cidrs.collect());
         }
+        // Before the list is complete, what an earlier agent knew is better.
+        if changed.pods && self.inventory.has_list(Kind::Pod) {
+            let opted_out = self.inventory.pods().filter(|pod| pod.is_opted_out);
+            let uids = opted_out.map(|pod| pod.uid.clone()).collect();
+            change.untranslated_pods = renew(&mut self.state.untranslated_pods, Some(uids)).flatten();
+        }
         change
     }
 
@@ -332,6 +338,8 @@ impl Cluster {
     pub(super) fn holds_nothing(&self) -> bool {
         let mut fresh = Self::new(self.rules.clone());
         fresh.take_change();
+        // That there is no pod is something to know.
+        fresh.state.untranslated_pods = self.state.untranslated_pods.as_ref().map(|_| BTreeSet::new());
         self.inventory.is_empty()
             && self.claims.is_empty()
             && self.withheld.is_empty()

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr};
 
-use super::{AnyService, EndpointSlice, Node, ObjectName, ServiceCidr};
+use super::{AnyService, EndpointSlice, Node, ObjectName, Pod, ServiceCidr};
 
 /// What has happened to the objects of one kind.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,6 +29,8 @@ pub enum Event {
     EndpointSlices(Update<EndpointSlice>),
     /// To ServiceCIDRs, whose names have an empty namespace. Services do not wait for them.
     ServiceCidrs(Update<ServiceCidr>),
+    /// To Pods of this node that say something of their sockets. Services do not wait for them.
+    Pods(Update<Pod>),
     /// The Node object of this node, or that there is none.
     Node(Option<Node>),
     /// There is a Node object of this node and it could not be read. The last good one stays.
@@ -48,6 +50,8 @@ pub enum Kind {
     ServiceCidr,
     /// This node's Node object.
     Node,
+    /// Pods of this node.
+    Pod,
 }
 
 impl fmt::Display for Kind {
@@ -57,6 +61,7 @@ impl fmt::Display for Kind {
             Self::EndpointSlice => "EndpointSlice",
             Self::ServiceCidr => "ServiceCIDR",
             Self::Node => "Node",
+            Self::Pod => "Pod",
         })
     }
 }

@@ -6,7 +6,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, ServiceCidr, Update};
+use super::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, Pod, ServiceCidr, Update};
 
 /// All objects.
 #[derive(Debug, Default)]
@@ -17,6 +17,7 @@ pub(super) struct Inventory {
     /// To which Service each slice belongs.
     service_of_slice: HashMap<ObjectName, ObjectName>,
     service_cidrs: BTreeMap<String, ServiceCidr>,
+    pods: BTreeMap<ObjectName, Pod>,
     node: Option<Node>,
     /// The addresses of the node's links, once they are known.
     node_addresses: Option<BTreeSet<IpAddr>>,
@@ -33,6 +34,8 @@ pub(super) struct Changed {
     pub(super) node: bool,
     /// The ServiceCIDRs.
     pub(super) service_cidrs: bool,
+    /// The Pods.
+    pub(super) pods: bool,
 }
 
 impl Inventory {
@@ -63,6 +66,7 @@ impl Inventory {
                 self.listed.insert(Kind::EndpointSlice);
             }
             Event::ServiceCidrs(update) => self.update_service_cidrs(update),
+            Event::Pods(update) => self.update_pods(update),
             Event::Node(node) => {
                 self.set_node(node);
                 self.listed.insert(Kind::Node);
@@ -93,6 +97,10 @@ impl Inventory {
 
     pub(super) fn service_cidrs(&self) -> impl Iterator<Item = &ServiceCidr> {
         self.service_cidrs.values()
+    }
+
+    pub(super) fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values()
     }
 
     /// How many Services there are, whoever serves them.
@@ -175,6 +183,23 @@ impl Inventory {
         }
     }
 
+    fn update_pods(&mut self, update: Update<Pod>) {
+        self.changed.pods = true;
+        match update {
+            Update::Apply(pod) => {
+                self.pods.insert(pod.name.clone(), pod);
+            }
+            Update::Delete(name) => {
+                self.pods.remove(&name);
+            }
+            Update::Replace { objects, unreadable } => {
+                self.pods.retain(|name, _| unreadable.contains(name));
+                self.pods.extend(objects.into_iter().map(|pod| (pod.name.clone(), pod)));
+                self.listed.insert(Kind::Pod);
+            }
+        }
+    }
+
     /// Marks the Services to which it matters what has changed of the Node: a Node object changes
     /// all the time, and next to nothing of it does.
     fn set_node(&mut self, node: Option<Node>) {
@@ -212,6 +237,7 @@ impl Inventory {
             && self.slices.is_empty()
             && self.service_of_slice.is_empty()
             && self.service_cidrs.is_empty()
+            && self.pods.is_empty()
     }
 }
 

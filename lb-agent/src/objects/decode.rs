@@ -20,7 +20,7 @@ use k8s_openapi::{
 use crate::{
     desired::{Family, Protocol},
     model::{
-        Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement,
+        Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement, Pod,
         ServiceCidr, Update,
     },
 };
@@ -33,6 +33,10 @@ pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Taint of a Node, whatever its effect: the cluster autoscaler is about to remove the machine.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+/// Annotation of a Pod: `off` leaves its sockets alone where those of pods are translated.
+const SOCKET_LB: &str = "lb-agent.io/socket-lb";
+/// Annotation of a Pod that the kubelet has from a file: what the kubelet knows it by, in place of its UID.
+const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 /// Label of a Node: the zone that it is in.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -89,7 +93,7 @@ pub trait Decode: Sized + Send + 'static {
 /// in none: then the namespace is empty, whatever a manifest says.
 pub fn object_name(kind: Kind, metadata: &ObjectMeta) -> ObjectName {
     let namespace = match kind {
-        Kind::Service | Kind::EndpointSlice => metadata.namespace.as_deref().unwrap_or("default"),
+        Kind::Service | Kind::EndpointSlice | Kind::Pod => metadata.namespace.as_deref().unwrap_or("default"),
         Kind::ServiceCidr | Kind::Node => "",
     };
     ObjectName::new(namespace, metadata.name.as_deref().unwrap_or_default())
@@ -251,6 +255,52 @@ impl Decode for ServiceCidr {
 
     fn event(update: Update<Self>) -> Event {
         Event::ServiceCidrs(update)
+    }
+}
+
+impl Decode for Pod {
+    type Wire = core::Pod;
+
+    const KIND: Kind = Kind::Pod;
+
+    /// Its default stands where the annotation says something that it cannot say.
+    fn decode(wire: Self::Wire, this_node: &str) -> Result<Decoded<Self>, FieldError> {
+        let spec = wire.spec.unwrap_or_default();
+        if spec.node_name.as_deref() != Some(this_node) {
+            return Ok(Decoded::Ignored("of another node, or none yet"));
+        }
+        // Its cgroup is gone, and the object may stay for long.
+        let phase = wire.status.and_then(|status| status.phase);
+        if let Some("Succeeded" | "Failed") = phase.as_deref() {
+            return Ok(Decoded::Ignored("it has ended"));
+        }
+        let annotations = wire.metadata.annotations.as_ref();
+        let annotation = |name: &str| annotations.and_then(|annotations| annotations.get(name));
+        let Some(socket_lb) = annotation(SOCKET_LB) else {
+            return Ok(Decoded::Ignored("it says nothing of its sockets"));
+        };
+        let uid = annotation(STATIC_POD_UID).or(wire.metadata.uid.as_ref());
+        let path = || format!("metadata.annotations[{SOCKET_LB}]");
+        let result = match socket_lb.as_str() {
+            "on" => Ok(false),
+            "off" if spec.host_network == Some(true) => Err(FieldError::new(
+                path(),
+                "a pod in the host's network has no link that would serve it instead",
+            )),
+            "off" => Ok(true),
+            other => Err(FieldError::new(path(), format_args!("{other:?} is neither on nor off"))),
+        };
+        let mut skipped = Vec::new();
+        let object = Self {
+            uid: uid.cloned().ok_or_else(|| FieldError::new("metadata.uid", "missing"))?,
+            is_opted_out: keep(result, &mut skipped).unwrap_or(false),
+            name: required_name(Self::KIND, &wire.metadata)?,
+        };
+        Ok(Decoded::Object { object, skipped })
+    }
+
+    fn event(update: Update<Self>) -> Event {
+        Event::Pods(update)
     }
 }
 

@@ -78,6 +78,10 @@ mod tests {
                     format!("{} ServiceCIDRs", objects.len())
                 }
                 Event::ServiceCidrs(_) => "a ServiceCIDR".into(),
+                Event::Pods(Update::Replace { objects, .. }) => {
+                    format!("{} pods", objects.len())
+                }
+                Event::Pods(_) => "a pod".into(),
                 Event::Node(node) => format!("node: {}", node.is_some()),
                 Event::UnreadableNode => "node: unreadable".into(),
                 Event::NodeAddresses(_) => "no object".into(),
@@ -100,7 +104,7 @@ mod tests {
         watch(folder.path().into(), NODE, sender).unwrap();
         assert_eq!(
             next(&mut batches).await,
-            ["1 services", "0 slices", "0 ServiceCIDRs", "node: false"]
+            ["1 services", "0 slices", "0 ServiceCIDRs", "0 pods", "node: false"]
         );
 
         fs::write(&web, service("web", "10.96.0.2")).unwrap();
@@ -130,7 +134,7 @@ mod tests {
         watch(folder.path().into(), NODE, sender).unwrap();
         assert_eq!(
             next(&mut batches).await,
-            ["2 services", "0 slices", "0 ServiceCIDRs", "node: false"]
+            ["2 services", "0 slices", "0 ServiceCIDRs", "0 pods", "node: false"]
         );
         symlink("..2", path("..data_tmp")).unwrap();
         fs::rename(path("..data_tmp"), path("..data")).unwrap();

@@ -12,12 +12,21 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{connection::Outages, watch::Watch};
 use super::{Batch, decode::HEADLESS, skipped::Skipped};
-use crate::model::{AnyService, EndpointSlice, Node, ServiceCidr};
+use crate::model::{AnyService, EndpointSlice, Node, Pod, ServiceCidr};
+
+/// Whether the pods of the node are watched.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pods {
+    /// They are asked what they say of their sockets.
+    Asked,
+    /// They are none of our business.
+    Ignored,
+}
 
 /// Watches what a service proxy on the node `this_node` reads, and nothing else: Services, those of
 /// another proxy among them, slices that are not of a headless Service, the node's own object, and the
-/// networks of ClusterIPs.
-pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
+/// networks of ClusterIPs; and the node's pods, where they are asked whether their sockets may be translated.
+pub fn watch(server: &ApiServer, this_node: &str, pods: Pods, batches: &mpsc::Sender<Batch>) -> JoinSet<()> {
     let slices = format!("!{HEADLESS}");
     let node = format!("metadata.name={this_node}");
 
@@ -41,5 +50,9 @@ pub fn watch(server: &ApiServer, this_node: &str, batches: &mpsc::Sender<Batch>)
     spawn!(EndpointSlice, watcher::Config::default().labels(&slices));
     spawn!(Node, watcher::Config::default().fields(&node));
     spawn!(ServiceCidr, watcher::Config::default());
+    if pods == Pods::Asked {
+        let here = format!("spec.nodeName={this_node}");
+        spawn!(Pod, watcher::Config::default().fields(&here));
+    }
     tasks
 }

@@ -8,7 +8,8 @@
 //!    │
 //! inspect   rows → text, for people
 //!
-//! HostSockets  ends UDP sockets of the host whose backend is gone
+//! HostSockets  ends UDP sockets whose backend is gone
+//! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
 //! lock      one agent at a time
@@ -22,7 +23,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use lb_common::maps;
+use lb_common::{config, maps};
 use tracing::debug;
 
 use crate::{
@@ -47,6 +48,7 @@ mod messages;
 mod networks;
 mod numbers;
 mod object;
+mod opt_out;
 mod pins;
 mod plan;
 mod port;
@@ -63,9 +65,10 @@ pub use inspect::{Shown, inspect};
 pub use link_hooks::LinkHooks;
 
 use hooks::Hooks;
-use host_sockets::HostSockets;
+use host_sockets::{HostSockets, Scope};
 use lock::Lock;
 use object::Globals;
+use opt_out::OptOut;
 use pins::Pins;
 use services::Services;
 
@@ -79,6 +82,8 @@ pub struct EbpfOptions {
     pub bpffs: PathBuf,
     /// The cgroup v2 whose processes have their sockets translated; `None` leaves sockets alone.
     pub cgroup: Option<PathBuf>,
+    /// What becomes of the sockets of pods in there.
+    pub pod_sockets: PodSockets,
     /// The bit of the packet mark that asks the kernel to masquerade.
     pub masquerade_mark: u32,
     /// Sizes of the maps.
@@ -86,6 +91,36 @@ pub struct EbpfOptions {
     /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
     #[doc(hidden)]
     pub force_clsact: bool,
+}
+
+/// What becomes of the sockets of pods: of processes in other network namespaces than the agent's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PodSockets {
+    /// They are left to the programs on links.
+    #[default]
+    Left,
+    /// They are translated where a service treats all clients of this node alike. That a pod is on this node does
+    /// not tell yet whether it is near: rules for the names of links decide.
+    Translated,
+    /// They are translated, and pods of this node are near.
+    TranslatedAsNear,
+}
+
+impl PodSockets {
+    const fn value(self) -> u32 {
+        match self {
+            Self::Left => config::PODS_LEFT,
+            Self::Translated => config::PODS_ANYWHERE,
+            Self::TranslatedAsNear => config::PODS_NEAR,
+        }
+    }
+
+    const fn scope(self) -> Scope {
+        match self {
+            Self::Left => Scope::Own,
+            Self::Translated | Self::TranslatedAsNear => Scope::All,
+        }
+    }
 }
 
 /// How many rows each map can hold.
@@ -99,7 +134,7 @@ pub struct MapSizes {
     pub backends: u32,
     /// Two for each flow.
     pub flows: u32,
-    /// Connections of the host's own processes.
+    /// Connected sockets that are translated.
     pub sockets: u32,
     /// Clients that are to get the same endpoint again.
     pub affinity: u32,
@@ -114,7 +149,7 @@ impl Default for MapSizes {
             slots: maps::DEFAULT_SLOTS,
             backends: maps::DEFAULT_BACKENDS,
             flows: maps::DEFAULT_FLOWS,
-            sockets: maps::DEFAULT_SOCKETS,
+            sockets: maps::DEFAULT_CONNECTED,
             affinity: maps::DEFAULT_AFFINITY,
             source_ranges: maps::DEFAULT_SOURCE_RANGES,
         }
@@ -128,7 +163,7 @@ impl MapSizes {
             (maps::SLOTS, self.slots),
             (maps::BACKENDS, self.backends),
             (maps::FLOWS, self.flows),
-            (maps::SOCKETS, self.sockets),
+            (maps::CONNECTED, self.sockets),
             (maps::AFFINITY, self.affinity),
             (maps::SOURCE_RANGES, self.source_ranges),
             (maps::ADDRESSES, self.services),
@@ -142,6 +177,8 @@ pub struct EbpfPlane {
     hooks: Hooks,
     /// Where sockets are translated.
     host_sockets: Option<HostSockets>,
+    /// Where those of pods are.
+    opt_out: Option<OptOut>,
     pins: Pins,
     cgroup: Option<PathBuf>,
     /// The maps are new and still empty, so nobody may take them over.
@@ -165,7 +202,7 @@ impl EbpfPlane {
             Some(cgroup) => {
                 check_cgroup(cgroup)?;
                 Some(netns_cookie().context(
-                    "cannot tell this network namespace from others (kernel 5.14 can); \
+                    "cannot tell this network namespace from others: kernel 5.14 can, and any where it is the host's; \
                      `--socket-lb off` goes without",
                 )?)
             }
@@ -177,6 +214,7 @@ impl EbpfPlane {
         pins.create()?;
         let globals = Globals {
             netns_cookie,
+            pod_sockets: options.pod_sockets,
             masquerade_mark: options.masquerade_mark,
         };
         let loaded = object::load(&pins, &options.sizes, globals)?;
@@ -193,9 +231,19 @@ impl EbpfPlane {
             options.force_clsact,
             Arc::clone(&lock),
         );
+        let opt_out = match &options.cgroup {
+            Some(cgroup) if options.pod_sockets != PodSockets::Left => {
+                Some(OptOut::start(loaded.opted_out, cgroup.clone())?)
+            }
+            _ => None,
+        };
         let mut plane = Self {
             services,
-            host_sockets: loaded.socket_maps.map(HostSockets::start).transpose()?,
+            opt_out,
+            host_sockets: loaded
+                .socket_maps
+                .map(|maps| HostSockets::start(maps, options.pod_sockets.scope()))
+                .transpose()?,
             has_unfilled_maps: !loaded.adopted,
             is_waiting,
             hooks,
@@ -247,6 +295,9 @@ impl Plane for EbpfPlane {
             self.take_over()?;
             self.is_waiting = false;
         }
+        if let (Some(opt_out), Some(pods)) = (&self.opt_out, &state.untranslated_pods) {
+            opt_out.set(pods.clone());
+        }
         // Whatever the agent before left undone.
         self.services.has_lost_udp = true;
         self.end_sockets();
@@ -254,6 +305,9 @@ impl Plane for EbpfPlane {
     }
 
     fn apply(&mut self, change: &Change) -> Outcome {
+        if let (Some(opt_out), Some(pods)) = (&self.opt_out, &change.untranslated_pods) {
+            opt_out.set(pods.clone());
+        }
         let outcome = self.services.apply(change);
         self.end_sockets();
         outcome
@@ -278,6 +332,9 @@ fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What kernels have of their own sysctls and not of each network namespace: the initial one alone shows it.
+const ONLY_IN_INITIAL_NETNS: &str = "/proc/sys/net/core/netdev_max_backlog";
+
 /// The kernel's name for the network namespace of this thread.
 fn netns_cookie() -> anyhow::Result<u64> {
     // Any socket knows the namespace it was made in, and this kind needs no link to be up.
@@ -295,7 +352,12 @@ fn netns_cookie() -> anyhow::Result<u64> {
         )
     };
     if result != 0 {
-        return Err(std::io::Error::last_os_error().into());
+        let error = std::io::Error::last_os_error();
+        // Kernel 5.14 tells its number; before, programs can ask for that of the initial one.
+        if error.raw_os_error() == Some(libc::ENOPROTOOPT) && Path::new(ONLY_IN_INITIAL_NETNS).exists() {
+            return Ok(config::INITIAL_NETNS);
+        }
+        return Err(error.into());
     }
     Ok(cookie)
 }

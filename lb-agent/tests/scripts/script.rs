@@ -226,7 +226,7 @@ impl Batch {
 /// The name of an object, of a kind that may have no namespaces.
 fn in_its_namespace(kind: Kind, mut name: ObjectName) -> ObjectName {
     match kind {
-        Kind::Service | Kind::EndpointSlice => {}
+        Kind::Service | Kind::EndpointSlice | Kind::Pod => {}
         Kind::ServiceCidr | Kind::Node => name.namespace.clear(),
     }
     name

@@ -119,7 +119,7 @@ impl Programs {
             maps::BACKENDS,
             maps::FLOWS,
             maps::AFFINITY,
-            maps::SOCKETS,
+            maps::CONNECTED,
         ] {
             loader.map_max_entries(map, ROWS);
         }

@@ -171,8 +171,12 @@ impl Node {
 
     /// A process of the node, as a client.
     pub fn client(&self) -> Result<Client> {
-        let process = HostProcess::start(&self.netns, &self.cgroup)?;
-        Ok(Client::new(Arc::new(process)))
+        Ok(Client::new(Arc::new(self.process()?)))
+    }
+
+    /// A process of the node.
+    pub fn process(&self) -> Result<HostProcess> {
+        HostProcess::start(&self.netns, &self.cgroup)
     }
 
     pub(super) fn options(&self) -> Options {

@@ -7,10 +7,12 @@ use anyhow::Result;
 
 use super::node::{Node, default_routes};
 use super::{add_addresses, namespace, plan};
+use crate::cgroup::Cgroup;
 use crate::client::Client;
 use crate::ethtool;
 use crate::netlink::{Cidr, End, Link, Mac, Route};
 use crate::netns::Netns;
+use crate::place::HostProcess;
 use crate::server::Server;
 use crate::sniffer::Sniffer;
 
@@ -196,6 +198,12 @@ impl Pod {
     #[must_use]
     pub fn client(&self) -> Client {
         Client::new(Arc::clone(&self.netns) as _)
+    }
+
+    /// A process of the pod in a control group, whose sockets programs for sockets see: a client, that is.
+    pub fn process(&self, cgroup: &Cgroup) -> Result<Client> {
+        let process = HostProcess::start(&self.netns, cgroup)?;
+        Ok(Client::new(Arc::new(process)))
     }
 
     /// Starts a server there that goes by the pod's name.

@@ -133,6 +133,7 @@ fn objects_rights_and_an_outage() -> Result<()> {
         ("list watch", "/services"),
         ("list watch", "discovery.k8s.io/endpointslices"),
         ("list watch", "/nodes"),
+        ("list watch", "/pods"),
         ("list watch", "networking.k8s.io/servicecidrs"),
     ];
     let needs: BTreeSet<_> = needs

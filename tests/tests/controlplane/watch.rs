@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lb_agent::desired::ServedBy;
 use lb_agent::model::{AnyService, Cluster, EndpointSlice, Event, ServiceCidr, Update};
-use lb_agent::objects::kube::{ApiServer, ApiServerOptions, watch};
+use lb_agent::objects::kube::{ApiServer, ApiServerOptions, Pods, watch};
 use lb_agent::objects::{self, Batch};
 use lb_tests::controlplane::{ControlPlane, Options};
 use tokio::net::{TcpListener, TcpStream};
@@ -96,7 +96,7 @@ impl Watched {
         let (sender, batches) = objects::channel();
         let watches = line.runtime.block_on(async {
             let server = ApiServer::configure(&options).await.unwrap();
-            watch(&server, "this-node", &sender)
+            watch(&server, "this-node", Pods::Asked, &sender)
         });
         Self {
             batches,
@@ -141,7 +141,7 @@ impl Watched {
             Event::ServiceCidrs(Update::Delete(name)) => {
                 self.service_cidrs.as_mut().unwrap().remove(&name.name);
             }
-            Event::Node(_) | Event::UnreadableNode | Event::NodeAddresses(_) => {}
+            Event::Pods(_) | Event::Node(_) | Event::UnreadableNode | Event::NodeAddresses(_) => {}
         }
     }
 
@@ -209,6 +209,26 @@ impl Watched {
         let expected: Option<BTreeMap<String, Vec<String>>> = Some(expected.collect());
         while self.service_cidrs != expected {
             let told = format!("{:?}", self.service_cidrs);
+            assert!(self.hear(until), "expected {expected:?}, and told are {told}");
+        }
+    }
+
+    /// Listens until these pods have their sockets left alone.
+    #[track_caller]
+    fn opted_out_become(&mut self, expected: &[&str]) {
+        let until = Instant::now() + SOON;
+        let uid = |pod: &&str| {
+            let args = ["get", "pod", *pod, "-o", "jsonpath={.metadata.uid}"];
+            self.cluster.kubectl(&args).unwrap()
+        };
+        let expected: Option<BTreeSet<String>> = Some(expected.iter().map(uid).collect());
+        loop {
+            self.model.take_change();
+            let told = &self.model.state().untranslated_pods;
+            if *told == expected {
+                return;
+            }
+            let told = format!("{told:?}");
             assert!(self.hear(until), "expected {expected:?}, and told are {told}");
         }
     }
@@ -354,6 +374,29 @@ fn slices_may_come_late_before_their_service_and_one_by_one() {
     watched.serves(Some(&["10.0.0.2"]));
     watched.delete("endpointslice", "t");
     watched.serves(Some(&[]));
+}
+
+#[test]
+fn pods_of_the_node_that_opt_out_of_translation_in_sockets_are_followed() {
+    let pod = |name: &str, node: &str, socket_lb: &str| {
+        format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: {name}, annotations: {{lb-agent.io/socket-lb: '{socket_lb}'}}}}, \
+             spec: {{nodeName: {node}, containers: [{{name: c, image: c}}]}}}}\n---\n"
+        )
+    };
+    let mut watched = Watched::start(&Options::default());
+    watched.opted_out_become(&[]);
+    watched.apply(&(pod("elsewhere", "other-node", "off") + &pod("here", "this-node", "off")));
+    watched.opted_out_become(&["here"]);
+    watched.apply(&(pod("here", "this-node", "on") + &pod("second", "this-node", "off")));
+    watched.opted_out_become(&["second"]);
+    watched.delete("pod", "second");
+    // Nobody plays its kubelet, so that it ends by force only.
+    watched
+        .cluster
+        .kubectl(&["delete", "pod", "second", "--force", "--ignore-not-found"])
+        .unwrap();
+    watched.opted_out_become(&[]);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Connected UDP sockets of the host: the kernel asks nobody when one sends, so one whose backend is gone is ended.
+//! Connected UDP sockets of the host, and of pods where theirs are translated: the kernel asks nobody when one sends, so
+//! one whose backend is gone is ended.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use lb_tests::client::{Client, Connection, Failure, Protocol};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::server::Reply;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{SOON, World, becomes_answered_by, cluster_ips, frontends};
@@ -14,16 +16,26 @@ use crate::fixture::{SOON, World, becomes_answered_by, cluster_ips, frontends};
 /// Longer than until the agent looks at the sockets a second time.
 const AGAIN: Duration = Duration::from_secs(2);
 
+/// Whose sockets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Process {
+    Host,
+    Pod,
+}
+
 struct Running {
     world: World,
-    host: Client,
+    client: Client,
+    /// Of the client.
+    _pod: Pod,
     pods: [Pod; 2],
     service: Service,
 }
 
 /// Two servers of which the first is the only endpoint.
-fn running() -> Running {
+fn running(process: Process) -> Running {
     let mut world = World::new();
+    let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
     let pods = [
         world.backend(1, "one", Attachment::Veth),
         world.backend(2, "two", Attachment::Bridge),
@@ -32,17 +44,22 @@ fn running() -> Running {
         .at_node_port(30_001)
         .with_endpoints([&pods[0]]);
     world.apply(&service);
-    world.start_agent(1);
-    let host = world.node1().client().unwrap();
+    let node = world.network.node1();
+    let (client, args): (_, &[&str]) = match process {
+        Process::Host => (node.client().unwrap(), &[]),
+        Process::Pod => (pod.process(node.cgroup()).unwrap(), &["--socket-lb=all"]),
+    };
+    world.start_agent_with(1, args);
     Running {
         world,
-        host,
+        client,
+        _pod: pod,
         pods,
         service,
     }
 }
 
-/// Where a process of the host may dial the service, also by the IPv4 address from a socket of IPv6.
+/// Where a process may dial the service, also by the IPv4 address from a socket of IPv6.
 fn dialled(running: &Running) -> Vec<SocketAddr> {
     let mut all: Vec<_> = frontends(&running.service, running.world.node1()).collect();
     if let IpAddr::V4(v4) = running.service.cluster_ips[0] {
@@ -57,9 +74,9 @@ fn dialled(running: &Running) -> Vec<SocketAddr> {
 
 /// Connected sockets that have an answer already.
 #[track_caller]
-fn connected(host: &Client, to: impl IntoIterator<Item = SocketAddr>, server: &str) -> Vec<Connection> {
+fn connected(client: &Client, to: impl IntoIterator<Item = SocketAddr>, server: &str) -> Vec<Connection> {
     let connect = |to| {
-        let mut connection = host.connect(Protocol::Udp, to).unwrap();
+        let mut connection = client.connect(Protocol::Udp, to).unwrap();
         assert_eq!(connection.ask("who").unwrap().server, server, "{to}");
         connection
     };
@@ -69,7 +86,7 @@ fn connected(host: &Client, to: impl IntoIterator<Item = SocketAddr>, server: &s
 /// The sockets of a process that dials the pod itself.
 fn direct(running: &Running) -> Vec<Connection> {
     let to = running.pods[0].addresses().map(|ip| SocketAddr::new(ip, TARGET));
-    connected(&running.host, to, "one")
+    connected(&running.client, to, "one")
 }
 
 /// Waits until the sockets are ended; until then the pod that they are connected to answers.
@@ -101,6 +118,16 @@ fn is_ended(connection: &mut Connection) -> bool {
     }
 }
 
+/// Who answers a socket that is not connected, under the name that it called.
+#[track_caller]
+fn answerer(socket: &std::net::UdpSocket, to: SocketAddr) -> String {
+    socket.send_to(b"who", to).unwrap();
+    let mut buffer = [0; 1024];
+    let (length, from) = socket.recv_from(&mut buffer).unwrap();
+    assert_eq!(from, to);
+    serde_json::from_slice::<Reply>(&buffer[..length]).unwrap().server
+}
+
 #[track_caller]
 fn still_answer(connections: &mut [Connection], server: &str) {
     for connection in connections {
@@ -110,17 +137,31 @@ fn still_answer(connections: &mut [Connection], server: &str) {
 
 #[test]
 fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
-    let running = running();
+    sockets_to_a_backend_that_goes(Process::Host);
+}
+
+#[test]
+fn one_of_a_pod_too_where_those_are_translated() {
+    sockets_to_a_backend_that_goes(Process::Pod);
+}
+
+fn sockets_to_a_backend_that_goes(process: Process) {
+    let running = running(process);
     let dialled = dialled(&running);
-    let mut connections = connected(&running.host, dialled.clone(), "one");
+    let mut connections = connected(&running.client, dialled.clone(), "one");
     let mut direct = direct(&running);
+    // One that is not connected stays, and is sent elsewhere.
+    let cluster_ip = cluster_ips(&running.service)[0];
+    let unconnected = running.client.datagrams(cluster_ip).unwrap();
+    assert_eq!(answerer(&unconnected, cluster_ip), "one");
     running
         .world
         .apply(&running.service.clone().with_endpoints([&running.pods[1]]));
     are_ended(&mut connections);
     for to in dialled {
-        becomes_answered_by(&running.host, Protocol::Udp, to, "two");
+        becomes_answered_by(&running.client, Protocol::Udp, to, "two");
     }
+    assert_eq!(answerer(&unconnected, cluster_ip), "two");
     // Who has dialled the pod itself is not concerned, at the second look neither.
     thread::sleep(AGAIN);
     still_answer(&mut direct, "one");
@@ -128,22 +169,22 @@ fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
 
 #[test]
 fn only_sockets_to_a_backend_that_drains_are_ended() {
-    let running = running();
+    let running = running(Process::Host);
     let to = cluster_ips(&running.service);
-    let mut ending = connected(&running.host, to, "one");
+    let mut ending = connected(&running.client, to, "one");
     let mut service = running
         .service
         .clone()
         .with_endpoints([&running.pods[0], &running.pods[1]]);
     running.world.apply(&service);
     for to in to {
-        becomes_answered_by(&running.host, Protocol::Udp, to, "two");
+        becomes_answered_by(&running.client, Protocol::Udp, to, "two");
     }
     service.endpoints[0].ready = false;
     service.endpoints[0].terminating = true;
     running.world.apply(&service);
     are_ended(&mut ending);
-    let mut staying = connected(&running.host, to, "two");
+    let mut staying = connected(&running.client, to, "two");
 
     // It goes altogether.
     running.world.apply(&service.with_endpoints([&running.pods[1]]));
@@ -153,9 +194,9 @@ fn only_sockets_to_a_backend_that_drains_are_ended() {
 
 #[test]
 fn what_went_while_no_agent_ran_is_made_up_for() {
-    let mut running = running();
+    let mut running = running(Process::Host);
     let to = cluster_ips(&running.service);
-    let mut connections = connected(&running.host, to, "one");
+    let mut connections = connected(&running.client, to, "one");
     let mut direct = direct(&running);
     running.world.agents.pop().unwrap().kill().unwrap();
     running

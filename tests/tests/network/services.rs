@@ -10,7 +10,7 @@ use lb_agent::desired::{
     ServicePort, ServicePortName, State, Target, text,
 };
 use lb_agent::plane::Plane as _;
-use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, inspect};
+use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, PodSockets, inspect};
 use lb_tests::agent;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
@@ -135,6 +135,7 @@ fn restricted(sources: [BTreeSet<IpNet>; 2]) -> State {
             .into(),
         service_cidrs: networks(&["10.96.0.0/16", "fd00:96::/112"]),
         pod_cidrs: networks(&["10.0.0.0/8", "fd00:10::/64"]),
+        ..State::default()
     }
 }
 
@@ -154,6 +155,7 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
             EbpfPlane::start(EbpfOptions {
                 bpffs: node.bpffs().path(),
                 cgroup: None,
+                pod_sockets: PodSockets::Left,
                 masquerade_mark: 0x4000,
                 sizes: SIZES,
                 force_clsact: false,

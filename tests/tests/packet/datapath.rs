@@ -72,7 +72,13 @@ impl Datapath {
         let object =
             std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}; run `cargo xtask build-ebpf`"));
         let mut loader = EbpfLoader::new();
-        for map in [maps::SERVICES, maps::SLOTS, maps::BACKENDS, maps::FLOWS, maps::SOCKETS] {
+        for map in [
+            maps::SERVICES,
+            maps::SLOTS,
+            maps::BACKENDS,
+            maps::FLOWS,
+            maps::CONNECTED,
+        ] {
             loader.map_max_entries(map, 4096);
         }
         loader.override_global(UDP_TIMEOUT, &nanoseconds, true);

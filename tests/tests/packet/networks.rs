@@ -243,6 +243,19 @@ fn a_segment_of_a_connection_that_is_not_ours_passes_wherever_it_goes() {
 }
 
 #[test]
+fn the_unspecified_address_is_no_node_port() {
+    each(|mut datapath, family, transport| {
+        let any: SocketAddr = family.pick("0.0.0.0:30080", "[::]:30080");
+        datapath.simple(transport, any, &[backend(family, 1)]);
+        let sent = frame(transport, client(family), any, SYN);
+        for hook in [Hook::PodIngress, Hook::OutsideIngress] {
+            let out = datapath.run(hook, &sent);
+            assert_eq!((out.verdict, out.frame), (PASS, sent.clone()));
+        }
+    });
+}
+
+#[test]
 fn node_ports_for_the_host_are_not_for_packets() {
     each(|mut datapath, family, transport| {
         let any: SocketAddr = family.pick("0.0.0.0:30080", "[::]:30080");

@@ -8,7 +8,10 @@ use proptest::{collection::vec, prelude::*};
 
 use self::any::{Step, any_batch_in_two_orders, any_rules, any_steps};
 use super::*;
-use crate::{desired::Frontend, model::ServiceCidr};
+use crate::{
+    desired::Frontend,
+    model::{Pod, ServiceCidr},
+};
 
 /// What the objects are after the steps, whatever the model makes of them.
 #[derive(Default)]
@@ -16,6 +19,8 @@ struct Objects {
     services: BTreeMap<ObjectName, AnyService>,
     slices: BTreeMap<ObjectName, EndpointSlice>,
     service_cidrs: BTreeMap<ObjectName, ServiceCidr>,
+    pods: BTreeMap<ObjectName, Pod>,
+    are_pods_listed: bool,
     node: Option<Node>,
     node_addresses: BTreeSet<IpAddr>,
 }
@@ -56,6 +61,10 @@ impl Objects {
                     ObjectName::new("", &object.name)
                 });
             }
+            Event::Pods(pods) => {
+                update(&mut self.pods, pods, |pod| pod.name.clone());
+                self.are_pods_listed |= matches!(pods, Update::Replace { .. });
+            }
             Event::NodeAddresses(addresses) => self.node_addresses.clone_from(addresses),
             Event::UnreadableNode => {}
         }
@@ -69,6 +78,12 @@ impl Objects {
             .map(Event::Services)
             .chain(applied(&self.slices).map(Event::EndpointSlices))
             .chain(applied(&self.service_cidrs).map(Event::ServiceCidrs))
+            .chain(self.are_pods_listed.then(|| {
+                Event::Pods(Update::Replace {
+                    objects: self.pods.values().cloned().collect(),
+                    unreadable: Vec::new(),
+                })
+            }))
             .chain([
                 Event::Node(self.node.clone()),
                 Event::NodeAddresses(self.node_addresses.clone()),
@@ -244,6 +259,9 @@ proptest! {
         }
         for name in objects.service_cidrs.into_keys() {
             cluster.apply(Event::ServiceCidrs(Update::Delete(name)));
+        }
+        for name in objects.pods.into_keys() {
+            cluster.apply(Event::Pods(Update::Delete(name)));
         }
         cluster.apply(Event::Node(None));
         cluster.apply(Event::NodeAddresses(BTreeSet::new()));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::model::{DetectLocal, ServiceCidr};
+use crate::model::{DetectLocal, Pod, ServiceCidr};
 
 fn service_cidr(name: &str, cidrs: &[&str]) -> ServiceCidr {
     ServiceCidr {
@@ -331,4 +331,36 @@ fn a_service_that_loses_its_health_check_has_none() {
     apply_service(&mut cluster, service("web", &["10.96.0.1"]));
     cluster.take_change();
     assert_eq!(health_checks(&cluster), BTreeMap::new());
+}
+
+#[test]
+fn pods_that_opt_out_are_known_once_all_pods_are() {
+    let pod = |name: &str, is_opted_out| Pod {
+        name: ObjectName::new("shop", name),
+        uid: format!("uid-{name}"),
+        is_opted_out,
+    };
+    let uids = |uids: &[&str]| Some(uids.iter().map(|uid| (*uid).to_owned()).collect::<BTreeSet<_>>());
+    let mut cluster = Cluster::new(Rules::default());
+    cluster.apply(Event::Pods(Update::Apply(pod("a", true))));
+    assert_eq!(cluster.take_change().untranslated_pods, None);
+    cluster.apply(Event::Pods(Update::Replace {
+        objects: vec![pod("a", true), pod("b", false)],
+        unreadable: Vec::new(),
+    }));
+    assert_eq!(cluster.take_change().untranslated_pods, uids(&["uid-a"]));
+    cluster.apply(Event::Pods(Update::Apply(pod("c", true))));
+    assert_eq!(cluster.take_change().untranslated_pods, uids(&["uid-a", "uid-c"]));
+    cluster.apply(Event::Pods(Update::Apply(pod("b", false))));
+    assert_eq!(cluster.take_change().untranslated_pods, None, "nothing changes");
+    cluster.apply(Event::Pods(Update::Delete(ObjectName::new("shop", "a"))));
+    cluster.apply(Event::Pods(Update::Apply(pod("c", false))));
+    assert_eq!(cluster.take_change().untranslated_pods, uids(&[]));
+    // One that cannot be read stays as it was.
+    cluster.apply(Event::Pods(Update::Apply(pod("b", true))));
+    cluster.apply(Event::Pods(Update::Replace {
+        objects: Vec::new(),
+        unreadable: vec![ObjectName::new("shop", "b")],
+    }));
+    assert_eq!(cluster.take_change().untranslated_pods, uids(&["uid-b"]));
 }

@@ -213,6 +213,74 @@ fn a_service_cidr_has_the_networks_of_its_spec() {
 }
 
 #[test]
+fn a_pod_is_read_if_it_is_of_this_node_and_says_something_of_its_sockets() {
+    let wire = |node: &str, annotations: Value| {
+        json!({
+            "metadata": { "name": "web", "namespace": "shop", "uid": "0a1b", "annotations": annotations },
+            "spec": { "nodeName": node, "containers": [] }
+        })
+    };
+    let pod = |value: &str| object::<Pod>(wire("this-node", json!({ "lb-agent.io/socket-lb": value })));
+    assert_eq!(
+        pod("off"),
+        Pod {
+            name: ObjectName::new("shop", "web"),
+            uid: "0a1b".to_owned(),
+            is_opted_out: true,
+        }
+    );
+    assert!(!pod("on").is_opted_out);
+    let with_phase = |phase: &str| {
+        let mut wire = wire("this-node", json!({ "lb-agent.io/socket-lb": "off" }));
+        wire["status"] = json!({ "phase": phase });
+        wire
+    };
+    assert!(object::<Pod>(with_phase("Running")).is_opted_out);
+    let ignored = [
+        wire("other-node", json!({ "lb-agent.io/socket-lb": "off" })),
+        wire("this-node", json!({ "lb-agent.io/other": "off" })),
+        wire("this-node", Value::Null),
+        with_phase("Succeeded"),
+        with_phase("Failed"),
+        json!({ "metadata": { "name": "web", "annotations": { "lb-agent.io/socket-lb": "off" } } }),
+    ];
+    for wire in ignored {
+        assert!(matches!(decode::<Pod>(wire).unwrap(), Decoded::Ignored(_)));
+    }
+    // One that the kubelet has from a file has another UID for the kubelet than at the server.
+    let annotations = json!({ "lb-agent.io/socket-lb": "off", "kubernetes.io/config.hash": "f00d" });
+    assert_eq!(object::<Pod>(wire("this-node", annotations)).uid, "f00d");
+}
+
+#[test]
+fn what_a_pod_cannot_say_of_its_sockets_leaves_them_as_they_are() {
+    let pod = |value: &str, host_network: bool| {
+        json!({
+            "metadata": { "name": "web", "uid": "0a1b", "annotations": { "lb-agent.io/socket-lb": value } },
+            "spec": { "nodeName": "this-node", "hostNetwork": host_network, "containers": [] }
+        })
+    };
+    for (wire, said) in [
+        (pod("Off", false), "\"Off\" is neither on nor off"),
+        (pod("", false), "\"\" is neither on nor off"),
+        (
+            pod("off", true),
+            "a pod in the host's network has no link that would serve it instead",
+        ),
+    ] {
+        let Decoded::Object { object, skipped } = decode::<Pod>(wire).unwrap() else {
+            panic!("a Pod expected");
+        };
+        assert!(!object.is_opted_out);
+        let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            skipped,
+            [format!("metadata.annotations[lb-agent.io/socket-lb]: {said}")]
+        );
+    }
+}
+
+#[test]
 fn addresses_are_read_as_the_api_reads_them() {
     let read = |address| ip("", address).ok().map(|ip| ip.to_string());
     assert_eq!(read("010.000.000.001").as_deref(), Some("10.0.0.1"));

@@ -4,7 +4,7 @@ use serde_json::Value;
 use serde_saphyr::Spanned;
 
 use crate::{
-    model::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, ServiceCidr, Update},
+    model::{AnyService, EndpointSlice, Event, Kind, Node, ObjectName, Pod, ServiceCidr, Update},
     objects::decode::{Decode, Decoded, FieldError, object_name},
 };
 
@@ -18,6 +18,7 @@ pub(super) enum Object {
     EndpointSlice(EndpointSlice),
     ServiceCidr(ServiceCidr),
     Node(Node),
+    Pod(Pod),
 }
 
 impl Object {
@@ -28,6 +29,7 @@ impl Object {
             Self::EndpointSlice(slice) => Event::EndpointSlices(Update::Apply(slice)),
             Self::ServiceCidr(cidr) => Event::ServiceCidrs(Update::Apply(cidr)),
             Self::Node(node) => Event::Node(Some(node)),
+            Self::Pod(pod) => Event::Pods(Update::Apply(pod)),
         }
     }
 }
@@ -39,6 +41,7 @@ pub(super) fn deleted((kind, name): Key) -> Event {
         Kind::EndpointSlice => Event::EndpointSlices(Update::Delete(name)),
         Kind::ServiceCidr => Event::ServiceCidrs(Update::Delete(name)),
         Kind::Node => Event::Node(None),
+        Kind::Pod => Event::Pods(Update::Delete(name)),
     }
 }
 
@@ -129,6 +132,7 @@ fn collect(document: Value, line: u64, this_node: &str, manifests: &mut Vec<Mani
         ("v1", "Service") => read(document, line, this_node, Object::Service),
         ("discovery.k8s.io/v1", "EndpointSlice") => read(document, line, this_node, Object::EndpointSlice),
         ("networking.k8s.io/v1", "ServiceCIDR") => read(document, line, this_node, Object::ServiceCidr),
+        ("v1", "Pod") => read(document, line, this_node, Object::Pod),
         ("v1", "Node") => {
             let name = document.pointer("/metadata/name").and_then(Value::as_str);
             if name != Some(this_node) {

@@ -171,6 +171,7 @@ fn complete_lists(objects: &Objects) -> Batch {
     let mut services = Vec::new();
     let mut slices = Vec::new();
     let mut service_cidrs = Vec::new();
+    let mut pods = Vec::new();
     let mut this_node = None;
     for object in objects.values() {
         match object.as_ref() {
@@ -178,6 +179,7 @@ fn complete_lists(objects: &Objects) -> Batch {
             Object::EndpointSlice(slice) => slices.push(slice.clone()),
             Object::ServiceCidr(cidr) => service_cidrs.push(cidr.clone()),
             Object::Node(node) => this_node = Some(node.clone()),
+            Object::Pod(pod) => pods.push(pod.clone()),
         }
     }
     vec![
@@ -191,6 +193,10 @@ fn complete_lists(objects: &Objects) -> Batch {
         }),
         Event::ServiceCidrs(Update::Replace {
             objects: service_cidrs,
+            unreadable: Vec::new(),
+        }),
+        Event::Pods(Update::Replace {
+            objects: pods,
             unreadable: Vec::new(),
         }),
         Event::Node(this_node),
@@ -244,6 +250,7 @@ mod tests {
             Event::Services(Update::Delete(name)) => Some(format!("- {name}")),
             Event::EndpointSlices(_)
             | Event::ServiceCidrs(_)
+            | Event::Pods(_)
             | Event::Node(_)
             | Event::UnreadableNode
             | Event::NodeAddresses(_) => None,

@@ -22,7 +22,7 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, host_sockets, messages,
+    MapSizes, PodSockets, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -33,12 +33,14 @@ use crate::kernel::links::{Link, Role};
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 13] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
     maps::FLOWS,
-    maps::SOCKETS,
+    maps::CONNECTED,
+    maps::SENT_TO,
+    maps::OPTED_OUT,
     maps::AFFINITY,
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
@@ -70,7 +72,9 @@ pub(super) const fn link_program(link: &Link, direction: Direction) -> &'static 
 }
 
 /// The programs for sockets, and where each is attached.
-pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 8] = [
+pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 9] = [
+    // First, so that no row is made that it would miss.
+    ("sock_release", BPF_CGROUP_INET_SOCK_RELEASE),
     ("connect4", BPF_CGROUP_INET4_CONNECT),
     ("connect6", BPF_CGROUP_INET6_CONNECT),
     ("sendmsg4", BPF_CGROUP_UDP4_SENDMSG),
@@ -86,6 +90,8 @@ pub(super) const SOCKET_PROGRAMS: [(&str, bpf_attach_type); 8] = [
 pub(super) struct Globals {
     /// Whose sockets are translated; `None` loads no socket programs.
     pub(super) netns_cookie: Option<u64>,
+    /// What becomes of the sockets of pods, if any are translated.
+    pub(super) pod_sockets: PodSockets,
     /// The bit of the mark that asks for masquerading.
     pub(super) masquerade_mark: u32,
 }
@@ -126,6 +132,8 @@ pub(super) struct Loaded {
     pub(super) tables: Tables,
     /// The maps that tell which sockets of the host to end, where sockets are translated.
     pub(super) socket_maps: Option<host_sockets::Maps>,
+    /// The cgroups of pods whose sockets are left alone.
+    pub(super) opted_out: BpfTable<u64, u32>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
 }
@@ -134,13 +142,15 @@ pub(super) struct Loaded {
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
     let adopted = can_adopt(&pins.maps(), sizes)?;
     let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
-    let cookie = globals.netns_cookie.unwrap_or(0);
+    let cookie = globals.netns_cookie.unwrap_or(config::INITIAL_NETNS);
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
 
     let mut loader = EbpfLoader::new();
     // Our programs read no structs of the kernel, so they need nothing of its type information.
     loader.btf(None);
     loader.override_global(config::NETNS_COOKIE, &cookie, true);
+    let pod_sockets = globals.pod_sockets.value();
+    loader.override_global(config::POD_SOCKETS, &pod_sockets, true);
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
     // Only programs for sockets call it.
     let has_set_retval = u32::from(globals.netns_cookie.is_some() && has_set_retval());
@@ -169,6 +179,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     Ok(Loaded {
         programs: Programs(programs),
         tables: tables(&folder)?,
+        opted_out: table(&folder, maps::OPTED_OUT)?,
         socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
     })
@@ -193,6 +204,10 @@ fn load_program(name: &str, program: &mut AyaProgram) -> anyhow::Result<Program>
     let refused = || format!("the kernel does not take program {name}");
     let (fd, info) = match program {
         AyaProgram::SchedClassifier(program) => {
+            program.load().with_context(refused)?;
+            (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
+        }
+        AyaProgram::CgroupSock(program) => {
             program.load().with_context(refused)?;
             (program.fd()?.as_fd().try_clone_to_owned()?, program.info()?)
         }
@@ -222,7 +237,7 @@ fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
         services: table(folder, maps::SERVICES)?,
         slots: table(folder, maps::SLOTS)?,
         backends: table(folder, maps::BACKENDS)?,
-        sockets: table(folder, maps::SOCKETS)?,
+        connected: table(folder, maps::CONNECTED)?,
     })
 }
 

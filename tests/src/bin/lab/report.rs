@@ -76,7 +76,9 @@ fn report(bytes: &[u8]) -> Result<Vec<Row>> {
     let mut loader = EbpfLoader::new();
     // As the agent loads it.
     loader.btf(None);
-    for name in object.maps.keys().filter(|name| !name.starts_with('.')) {
+    // Storage of sockets has no size to be set.
+    let sized = object.maps.iter().filter(|(_, map)| map.max_entries() > 0);
+    for (name, _) in sized.filter(|(name, _)| !name.starts_with('.')) {
         loader.map_max_entries(name, 16);
     }
     let mut ebpf = loader.load(bytes).context("creating the maps")?;
@@ -96,6 +98,7 @@ fn load(ebpf: &mut Ebpf, name: &str) -> Result<ProgramInfo> {
     let loaded = match program {
         Program::SchedClassifier(program) => program.load().and_then(|()| program.info()),
         Program::CgroupSockAddr(program) => program.load().and_then(|()| program.info()),
+        Program::CgroupSock(program) => program.load().and_then(|()| program.info()),
         other => bail!(
             "{name} is of the type {:?}, which this report does not load",
             other.prog_type()
@@ -129,6 +132,7 @@ fn row(name: String, kind: String, stack: usize, info: &ProgramInfo) -> Result<R
 fn kind(section: &ProgramSection) -> String {
     match section {
         ProgramSection::SchedClassifier => "tc".into(),
+        ProgramSection::CgroupSock { attach_type } => format!("cgroup/{attach_type:?}"),
         ProgramSection::CgroupSockAddr { attach_type } => format!("cgroup/{attach_type:?}"),
         other => format!("{other:?}"),
     }

@@ -9,7 +9,7 @@ use proptest::{
 };
 
 use super::super::*;
-use crate::model::{DetectLocal, ServiceCidr};
+use crate::model::{DetectLocal, Pod, ServiceCidr};
 
 /// An event, or a look at what has come of those before.
 #[derive(Clone, Debug)]
@@ -173,6 +173,14 @@ fn any_service_cidr() -> impl Strategy<Value = ServiceCidr> {
     })
 }
 
+fn any_pod() -> impl Strategy<Value = Pod> {
+    (0..5_u8, 0..5_u8, any::<bool>()).prop_map(|(name, uid, is_opted_out)| Pod {
+        name: ObjectName::new("shop", name.to_string()),
+        uid: uid.to_string(),
+        is_opted_out,
+    })
+}
+
 fn any_update<T: Clone + std::fmt::Debug>(
     namespace: &'static str,
     object: impl Strategy<Value = T> + Clone + 'static,
@@ -192,6 +200,7 @@ fn any_event(own_addresses: bool) -> impl Strategy<Value = Event> {
         8 => any_update("shop", service).prop_map(Event::Services),
         8 => any_update("shop", any_slice().boxed()).prop_map(Event::EndpointSlices),
         1 => any_update("", any_service_cidr().boxed()).prop_map(Event::ServiceCidrs),
+        1 => any_update("shop", any_pod().boxed()).prop_map(Event::Pods),
         2 => any_node().prop_map(Event::Node),
         1 => Just(Event::UnreadableNode),
         1 => any_node_addresses().prop_map(Event::NodeAddresses),
@@ -229,6 +238,7 @@ fn object(event: &Event) -> Option<ObjectName> {
         Event::Services(update) => of(update, |service| service.name().clone()),
         Event::EndpointSlices(update) => of(update, |slice| slice.name().clone()),
         Event::ServiceCidrs(update) => of(update, |object| ObjectName::new("", &object.name)),
+        Event::Pods(update) => of(update, |pod| pod.name.clone()),
         Event::Node(_) | Event::UnreadableNode | Event::NodeAddresses(_) => Some(ObjectName::new("", "this-node")),
     }
 }

@@ -160,6 +160,7 @@ fn any_state() -> impl Strategy<Value = State> {
                     cluster_ips,
                     service_cidrs,
                     pod_cidrs,
+                    ..State::default()
                 }
             },
         )
@@ -185,6 +186,7 @@ fn difference(from: &State, to: &State) -> Change {
             .collect(),
         service_cidrs: (from.service_cidrs != to.service_cidrs).then(|| to.service_cidrs.clone()),
         pod_cidrs: (from.pod_cidrs != to.pod_cidrs).then(|| to.pod_cidrs.clone()),
+        untranslated_pods: None,
     }
 }
 

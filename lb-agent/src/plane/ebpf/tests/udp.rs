@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use lb_common::{Address, Port, SocketValue};
+use lb_common::{Address, Port, Translation};
 
 use super::{
     CLUSTER, HERE, LEAVING, LOCAL_ONLY, REMOTE, assert_all_well, change, frontend, maps::Maps, service, state,
@@ -69,29 +69,30 @@ fn a_look_waits_for_the_write() {
 }
 
 /// The row of a socket that dialled `to` and was sent to `backend`, as things are now.
-fn socket(maps: &Maps, to: &str, backend: &str) -> (SocketValue, SocketAddr) {
+fn socket(maps: &Maps, to: &str, backend: &str) -> Translation {
     let (number, value) = maps.backend(backend).unwrap();
     let mut frontend = frontend(to);
     frontend.protocol = Protocol::Udp;
     let key = port::key(&frontend);
-    let row = SocketValue {
-        backend: number,
-        generation: value.generation,
+    let backend: SocketAddr = backend.parse().unwrap();
+    Translation {
         // A NodePort is dialled at an address of the node.
-        address: if to.starts_with('*') {
+        frontend: if to.starts_with('*') {
             Address::from_v4(u32::from_ne_bytes([192, 0, 2, 1]))
         } else {
             key.address
         },
-        port: Port::new(frontend.port.get()),
-        pad: 0,
-    };
-    (row, backend.parse().unwrap())
+        backend: backend.ip().into(),
+        frontend_port: Port::new(frontend.port.get()),
+        backend_port: Port::new(backend.port()),
+        number,
+        generation: value.generation,
+    }
 }
 
-fn still_leads(maps: &Maps, (row, backend): (SocketValue, SocketAddr)) -> bool {
+fn still_leads(maps: &Maps, row: Translation) -> bool {
     let tables = maps.tables(Arc::new(|| {}));
-    leads(&*tables.services, &*tables.slots, &*tables.backends, &row, backend).unwrap()
+    leads(&*tables.services, &*tables.slots, &*tables.backends, &row).unwrap()
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn a_socket_that_dialled_another_frontend_than_the_one_that_went_keeps_its_backe
     let lost = socket(&maps, "*:30053", "10.0.0.2:53");
     let less = udp(&service(&[("10.96.0.10:53", CLUSTER)], &[("10.0.0.2:53", HERE)]));
     assert!(looks(&mut agent, Some(&less)), "its backends are another generation");
-    assert_ne!(maps.backend("10.0.0.2:53").unwrap().1.generation, kept.0.generation);
+    assert_ne!(maps.backend("10.0.0.2:53").unwrap().1.generation, kept.generation);
     assert!(still_leads(&maps, kept));
     assert!(!still_leads(&maps, lost));
 }
