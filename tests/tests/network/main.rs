@@ -8,6 +8,7 @@ mod addresses;
 mod bad_input;
 mod bare;
 mod changes;
+mod checksums;
 mod cleanup;
 mod clsact;
 mod endpoints;

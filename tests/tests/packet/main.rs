@@ -11,6 +11,7 @@ mod frame;
 mod fuzz;
 mod icmp;
 mod masquerade;
+mod matrix;
 mod networks;
 mod options;
 mod reject;
