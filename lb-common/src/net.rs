@@ -57,6 +57,14 @@ impl Address {
         self.words[0] | self.words[1] | (self.words[2] ^ MAPPED) == 0
     }
 
+    /// Whether this is `0.0.0.0` or `::`, in one branch.
+    #[inline(always)]
+    pub const fn is_any(&self) -> bool {
+        let [a, b, c, d] = self.words;
+        // The product is zero where either factor is.
+        (a | b | d) as u64 | (c as u64 * (c ^ MAPPED) as u64) == 0
+    }
+
     /// Equality in one branch: `==` has one a word, and the verifier follows each.
     #[inline(always)]
     pub const fn same(&self, other: &Self) -> bool {
@@ -145,6 +153,23 @@ mod tests {
         assert_eq!(held.words[3].to_ne_bytes(), [0, 0, 0, 0xa]);
         assert!(!held.is_v4());
         assert_eq!(IpAddr::from(held), address);
+    }
+
+    #[test]
+    fn any_is_the_unspecified_address_of_either_family() {
+        assert!(Address::ANY_V4.is_any() && Address::ANY_V6.is_any());
+        for text in [
+            "0.0.0.1",
+            "1.0.0.0",
+            "::1",
+            "::2:0:0",
+            "::fffe:0:0",
+            "::ff:0:0",
+            "1::",
+            "0:1::",
+        ] {
+            assert!(!Address::from(text.parse::<IpAddr>().unwrap()).is_any(), "{text}");
+        }
     }
 
     #[test]

@@ -130,6 +130,10 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> bool {
 #[inline(always)]
 fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> Decision {
     let key = &packet.key;
+    if key.destination.is_any() {
+        // The rows of NodePorts have this address, and nobody has it on a wire.
+        return Decision::Pass;
+    }
     let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
         Ok(service) => service,
         Err(flags) => return without_service(packet, flags, now),
