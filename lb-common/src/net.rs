@@ -183,6 +183,27 @@ mod tests {
     }
 
     #[test]
+    fn any_is_the_unspecified_address_of_either_family() {
+        assert_eq!((Address::ANY_V4.unspecified(), Address::ANY_V6.unspecified()), (1, 1));
+        for text in [
+            "0.0.0.1",
+            "1.0.0.0",
+            "::1",
+            "::2:0:0",
+            "::fffe:0:0",
+            "::ff:0:0",
+            "1::",
+            "0:1::",
+        ] {
+            assert_eq!(
+                Address::from(text.parse::<IpAddr>().unwrap()).unspecified(),
+                0,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn a_port_stands_as_in_a_packet() {
         assert_eq!(Port::new(0x1f90).be.to_ne_bytes(), [0x1f, 0x90]);
         assert_eq!(Port::new(8080).get(), 8080);

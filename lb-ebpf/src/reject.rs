@@ -8,7 +8,7 @@ use aya_ebpf::{
     helpers::{bpf_csum_diff, bpf_redirect, bpf_skb_change_tail},
     programs::sk_buff::SkBuff,
 };
-use lb_common::{Counter, net::TCP};
+use lb_common::{Address, Counter, net::TCP};
 
 use crate::{
     event,
@@ -41,6 +41,10 @@ pub(crate) trait Reject: Family {
     /// Bytes of the network header without options.
     const HEADER: usize;
 
+    /// Whether an address is that of one host elsewhere. Nobody else is ever told of an error (RFC 1122 3.2.2,
+    /// RFC 4443 2.4 e.6): such a source is forged, and many would read the answer, or none.
+    fn is_one_host(address: &Address) -> bool;
+
     /// Those headers; `quoted` is the sum over the bytes behind them, `length` their number.
     fn answer(packet: &Packet, quoted: u32, length: usize) -> Self::Answer;
 }
@@ -64,6 +68,13 @@ pub(crate) struct Answer6 {
 impl Reject for V4 {
     type Answer = Answer4;
     const HEADER: usize = size_of::<Ipv4Header>();
+
+    /// Neither of this network, nor loopback, nor multicast, reserved or broadcast.
+    #[inline(always)]
+    fn is_one_host(address: &Address) -> bool {
+        let [first, ..] = address.v4().to_ne_bytes();
+        (first != 0) & (first != 127) & (first < 224)
+    }
 
     #[inline(always)]
     fn answer(packet: &Packet, quoted: u32, length: usize) -> Answer4 {
@@ -106,6 +117,14 @@ struct PseudoHeader {
 impl Reject for V6 {
     type Answer = Answer6;
     const HEADER: usize = size_of::<Ipv6Header>();
+
+    /// Neither unspecified, nor loopback, nor multicast.
+    #[inline(always)]
+    fn is_one_host(address: &Address) -> bool {
+        let [a, b, c, d] = address.words;
+        let is_at_most_loopback = (a | b | c == 0) & (u32::from_be(d) <= 1);
+        (a.to_ne_bytes()[0] != 0xff) & !is_at_most_loopback
+    }
 
     #[inline(always)]
     fn answer(packet: &Packet, quoted: u32, length: usize) -> Answer6 {
@@ -161,6 +180,9 @@ fn turn<F: Reject, const LINK_HEADER: usize, const QUOTED: usize>(skb: &SkBuff, 
     let length = F::HEADER + QUOTED;
     if packet.transport != packet.network + F::HEADER {
         // Options: the quotation would be longer than the constant that the verifier was shown.
+        return None;
+    }
+    if !F::is_one_host(&packet.key.source) {
         return None;
     }
     // SAFETY: the context belongs to this run of the program; no packet pointer is held.

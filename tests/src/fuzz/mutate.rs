@@ -29,7 +29,7 @@ pub fn packet(rng: &mut impl Rng, sent: &mut Sent) {
 
 fn once(rng: &mut impl Rng, bytes: &mut Vec<u8>, is_l2: bool) {
     let packet = Anatomy::of(bytes, is_l2);
-    match (rng.random_range(0..14), packet) {
+    match (rng.random_range(0..15), packet) {
         (0, _) => flip(rng, bytes, 0),
         (1, _) => {
             let length = rng.random_range(0..=bytes.len());
@@ -64,6 +64,7 @@ fn once(rng: &mut impl Rng, bytes: &mut Vec<u8>, is_l2: bool) {
             bytes[at] = *numbers.choose(rng).unwrap_or(&0);
         }
         (12, Some(packet)) => ports(rng, bytes, &packet),
+        (13, Some(packet)) => special(rng, bytes, &packet),
         (_, Some(packet)) => flip(rng, bytes, packet.network),
         (_, None) => flip(rng, bytes, 0),
     }
@@ -155,6 +156,21 @@ fn swap(bytes: &mut [u8], packet: &Anatomy) {
     let source = bytes[at..at + length].to_vec();
     bytes.copy_within(at + length..at + 2 * length, at);
     bytes[at + length..at + 2 * length].copy_from_slice(&source);
+}
+
+/// A source or destination that no host has: all, none, this one, many.
+fn special(rng: &mut impl Rng, bytes: &mut [u8], packet: &Anatomy) {
+    let length = packet.address_length();
+    let at = packet.addresses() + *[0, 0, length].choose(rng).unwrap_or(&0);
+    let address: [u8; 16] = match (packet.is_v4(), rng.random_range(0..4)) {
+        (_, 0) => [0; 16],
+        (_, 1) => [0xff; 16],
+        (true, 2) => [127; 16],
+        (true, _) => [224; 16],
+        (false, 2) => 1_u128.to_be_bytes(),
+        (false, _) => (0xff02_u128 << 112 | 1).to_be_bytes(),
+    };
+    bytes[at..at + length].copy_from_slice(&address[..length]);
 }
 
 /// Another port.

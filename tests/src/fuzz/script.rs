@@ -127,7 +127,10 @@ fn packet(program: &str, options: &[&str], bytes: &str) -> Result<Sent> {
 }
 
 fn from_hex(text: &str) -> Result<Vec<u8>> {
-    ensure!(text.is_ascii() && text.len() % 2 == 0, "bytes have two digits each");
+    ensure!(
+        text.is_ascii() && text.len().is_multiple_of(2),
+        "bytes have two digits each"
+    );
     let pairs = (0..text.len()).step_by(2);
     pairs
         .map(|at| u8::from_str_radix(&text[at..at + 2], 16).with_context(|| format!("digits {at} and the next")))

@@ -3,18 +3,21 @@
 //! All addresses begin with the bytes 8.0, or have 86dd in their third group: to a program without link header the
 //! kernel tells a packet's protocol by these bytes of its source (see [`super::anatomy::Anatomy::of`]).
 
+mod service;
+
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use lb_common::{
-    Address, BackendValue, Port, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
+    Address, PrefixKey, Verdict,
     address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
-    backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
-    maps::{CIDRS, SOURCE_RANGES},
+    backend::SERVING,
+    maps::CIDRS,
     prefix::{INSIDE, SERVICES},
     service::{MASQUERADE_ALL, RESTRICTED},
 };
 
+pub use self::service::{Backend, BackendChange, Service};
 use super::anatomy::protocol::{TCP, UDP};
 use super::programs::Programs;
 
@@ -78,86 +81,6 @@ pub const ANOTHERS: u8 = 200;
 /// The port of the NodePort service.
 pub const NODE_PORT: u16 = 30_080;
 
-/// An endpoint of a service.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Backend {
-    /// Where it is.
-    pub address: SocketAddr,
-    /// On this node.
-    pub is_local: bool,
-    /// As in the map.
-    state: u8,
-    number: u32,
-    generation: u32,
-}
-
-impl Backend {
-    /// Whether new flows may go there.
-    #[must_use]
-    pub fn is_serving(&self) -> bool {
-        self.state == SERVING
-    }
-
-    fn change(&mut self, to: BackendChange) {
-        match to {
-            BackendChange::Drain => self.state = DRAINING,
-            BackendChange::Free => self.state = FREE,
-            BackendChange::Serve => {
-                // A number that was nobody's is given anew.
-                self.generation += u32::from(self.state == FREE);
-                self.state = SERVING;
-            }
-            BackendChange::Replace => {
-                self.generation += 1;
-                self.state = SERVING;
-                let family = Family::of(self.address.ip());
-                // Few enough that one comes again, and none that another of the service has.
-                let nth = self.number % MOST_BACKENDS as u32;
-                let host = (10 + 10 * nth + self.generation % 5) as u8;
-                self.address.set_ip(family.address(network::BACKENDS, host));
-            }
-        }
-    }
-}
-
-/// A service port of one family.
-#[derive(Clone, Debug)]
-pub struct Service {
-    /// Kind, family and protocol.
-    pub name: String,
-    /// IANA protocol number.
-    pub protocol: u8,
-    /// Where it can be dialled.
-    pub frontends: Vec<SocketAddr>,
-    /// Where its flows go.
-    pub backends: Vec<Backend>,
-    /// What becomes of clients while it has no backend.
-    pub verdict: Verdict,
-    /// Of its row in `SERVICES`.
-    pub flags: u32,
-    /// Whether it is there at all.
-    pub is_present: bool,
-    number: u32,
-    affinity: u32,
-    /// Where its ranges of slots start: with backends, and while it has been rewritten.
-    base: u32,
-}
-
-impl Service {
-    /// Whether a client is one of those that it is there for.
-    #[must_use]
-    pub fn may_be_dialled_by(&self, client: IpAddr) -> bool {
-        let family = Family::of(client);
-        self.flags & RESTRICTED == 0 || client == family.address(network::CLIENTS, 1)
-    }
-
-    /// Whether every client loses its address.
-    #[must_use]
-    pub fn masquerades_all(&self) -> bool {
-        self.flags & MASQUERADE_ALL != 0
-    }
-}
-
 /// Something that happens between two packets.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -171,27 +94,14 @@ pub enum Change {
     Evict(usize),
 }
 
-/// What happens to a backend.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum BackendChange {
-    /// It takes new flows.
-    Serve,
-    /// It takes no new ones.
-    Drain,
-    /// It is gone.
-    Free,
-    /// It is gone, and its number is another's, which serves.
-    Replace,
-}
-
-impl BackendChange {
-    /// All of them, with their names.
-    pub const ALL: [(Self, &str); 4] = [
-        (Self::Serve, "serves"),
-        (Self::Drain, "drains"),
-        (Self::Free, "goes"),
-        (Self::Replace, "is-replaced"),
-    ];
+/// What a service is made from.
+struct Kind {
+    name: &'static str,
+    frontends: Vec<SocketAddr>,
+    backends: Vec<SocketAddr>,
+    verdict: Verdict,
+    flags: u32,
+    affinity: u32,
 }
 
 /// Everything there is to dial.
@@ -220,59 +130,69 @@ impl World {
         let pod = |host, port| SocketAddr::new(family.address(network::BACKENDS, host), port);
         let itself = SocketAddr::new(family.address(network::CLIENTS, 1), TARGET);
         let three = [pod(1, TARGET), pod(2, TARGET), pod(3, TARGET)];
-        let one_port = [pod(4, 53)];
-        let kinds: [(&str, Vec<SocketAddr>, &[SocketAddr], Verdict, u32, u32); 8] = [
+        let kind = |name, frontends: &[SocketAddr], backends: &[SocketAddr]| Kind {
+            name,
+            frontends: frontends.to_vec(),
+            backends: backends.to_vec(),
+            verdict: Verdict::Reject,
+            flags: 0,
+            affinity: 0,
+        };
+        let kinds = [
             // Three frontends: one client port may come to one backend by each of them.
-            (
-                "web",
-                vec![at(1, 80), at(2, 80), node_port],
-                &three,
-                Verdict::Reject,
-                0,
-                0,
-            ),
+            kind("web", &[at(1, 80), at(2, 80), node_port], &three),
             // The port stays.
-            ("dns", vec![at(3, 53), at(3, 54)], &one_port, Verdict::Reject, 0, 0),
-            (
-                "masqueraded",
-                vec![at(4, 80)],
-                &three[..1],
-                Verdict::Reject,
-                MASQUERADE_ALL,
-                0,
-            ),
-            ("hairpin", vec![at(5, 80)], &[itself], Verdict::Reject, 0, 0),
-            ("refused", vec![at(6, 80)], &[], Verdict::Reject, 0, 0),
-            ("silent", vec![at(7, 80)], &[], Verdict::Drop, 0, 0),
-            ("restricted", vec![at(8, 80)], &three, Verdict::Reject, RESTRICTED, 0),
-            ("sticky", vec![at(9, 80)], &three, Verdict::Reject, 0, 3600),
+            kind("dns", &[at(3, 53), at(3, 54)], &[pod(4, 53)]),
+            Kind {
+                flags: MASQUERADE_ALL,
+                ..kind("masqueraded", &[at(4, 80)], &three[..1])
+            },
+            kind("hairpin", &[at(5, 80)], &[itself]),
+            kind("refused", &[at(6, 80)], &[]),
+            Kind {
+                verdict: Verdict::Drop,
+                ..kind("silent", &[at(7, 80)], &[])
+            },
+            Kind {
+                flags: RESTRICTED,
+                ..kind("restricted", &[at(8, 80)], &three)
+            },
+            Kind {
+                affinity: 3600,
+                ..kind("sticky", &[at(9, 80)], &three)
+            },
         ];
-        for (kind, frontends, addresses, verdict, flags, affinity) in kinds {
-            let index = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
-            let base = 1 + index * MOST_BACKENDS as u32;
-            let backends = (base..).zip(addresses).enumerate();
-            let family_name = if family == Family::V4 { "v4" } else { "v6" };
-            self.services.push(Service {
-                name: format!("{kind}-{family_name}-{protocol_name}"),
-                protocol,
-                frontends,
-                backends: backends
-                    .map(|(nth, (number, address))| Backend {
-                        address: *address,
-                        is_local: nth == 1,
-                        state: SERVING,
-                        number,
-                        generation: 1,
-                    })
-                    .collect(),
-                verdict,
-                flags,
-                is_present: true,
-                number: index + 1,
-                affinity,
-                base,
-            });
+        let family_name = if family == Family::V4 { "v4" } else { "v6" };
+        for kind in kinds {
+            let suffix = format!("{family_name}-{protocol_name}");
+            self.add_service(kind, protocol, &suffix);
         }
+    }
+
+    fn add_service(&mut self, kind: Kind, protocol: u8, suffix: &str) {
+        let index = u32::try_from(self.services.len()).unwrap_or(u32::MAX);
+        let base = 1 + index * MOST_BACKENDS as u32;
+        let backends = (base..).zip(kind.backends).enumerate();
+        self.services.push(Service {
+            name: format!("{}-{suffix}", kind.name),
+            protocol,
+            frontends: kind.frontends,
+            backends: backends
+                .map(|(nth, (number, address))| Backend {
+                    address,
+                    is_local: nth == 1,
+                    state: SERVING,
+                    number,
+                    generation: 1,
+                })
+                .collect(),
+            verdict: kind.verdict,
+            flags: kind.flags,
+            is_present: true,
+            number: index + 1,
+            affinity: kind.affinity,
+            base,
+        });
     }
 
     /// The services.
@@ -355,64 +275,6 @@ impl World {
 impl Default for World {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl Service {
-    fn write(&self, programs: &mut Programs) -> Result<()> {
-        for (slot, backend) in (self.base..).zip(&self.backends) {
-            programs.set_backend(backend.number, self.row(backend))?;
-            programs.set_slot(slot, backend.number)?;
-        }
-        let range = match u32::try_from(self.backends.len())? {
-            0 => Range::empty(self.verdict),
-            count => Range { base: self.base, count },
-        };
-        let value = ServiceValue {
-            service: self.number,
-            near: range,
-            far: range,
-            flags: self.flags,
-            affinity: self.affinity,
-        };
-        for key in self.keys() {
-            if self.is_present {
-                programs.set_service(key, value)?;
-            } else {
-                programs.remove_service(key)?;
-            }
-        }
-        if self.flags & RESTRICTED != 0
-            && let Some(frontend) = self.frontends.first()
-        {
-            let client = Family::of(frontend.ip()).address(network::CLIENTS, 1);
-            let length = if client.is_ipv4() { 32 } else { 128 };
-            let key = PrefixKey::new(self.number, client.into(), length);
-            programs.set_prefix(SOURCE_RANGES, key, INSIDE)?;
-        }
-        Ok(())
-    }
-
-    fn row(&self, backend: &Backend) -> BackendValue {
-        BackendValue {
-            address: backend.address.ip().into(),
-            port: Port::new(backend.address.port()),
-            state: backend.state,
-            flags: IN_CLUSTER_SET | if backend.is_local { LOCAL | IN_LOCAL_SET } else { 0 },
-            generation: backend.generation,
-            service: self.number,
-        }
-    }
-
-    fn keys(&self) -> impl Iterator<Item = ServiceKey> {
-        self.frontends.iter().map(|frontend| {
-            let address = match (frontend.port(), frontend.ip()) {
-                (NODE_PORT, IpAddr::V4(_)) => Address::ANY_V4,
-                (NODE_PORT, IpAddr::V6(_)) => Address::ANY_V6,
-                (_, ip) => ip.into(),
-            };
-            ServiceKey::new(address, Port::new(frontend.port()), self.protocol)
-        })
     }
 }
 

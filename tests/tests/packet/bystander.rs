@@ -41,6 +41,22 @@ fn traffic_between_pods() {
 }
 
 #[test]
+fn traffic_to_no_address_at_all() {
+    for family in Family::BOTH {
+        let mut datapath = with_services(family);
+        // As the rows of NodePorts have it.
+        let nobody: std::net::SocketAddr = family.pick("0.0.0.0:30080", "[::]:30080");
+        for transport in Transport::BOTH {
+            passes_untouched(
+                &mut datapath,
+                &frame(transport, client(family), nobody, SYN),
+                "to nobody",
+            );
+        }
+    }
+}
+
+#[test]
 fn traffic_of_the_node_itself() {
     for family in Family::BOTH {
         let mut datapath = with_services(family);

@@ -99,21 +99,21 @@ impl Shape {
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// From a pod of this node to a backend.
-    ToBackend,
+    Dnat,
     /// To the client.
-    ToClient,
+    Reverse,
     /// From outside to a backend of another node: the kernel is asked to masquerade.
-    ToBackendMasqueraded,
+    Masquerade,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::ToBackend, Self::ToClient, Self::ToBackendMasqueraded];
+    const ALL: [Self; 3] = [Self::Dnat, Self::Reverse, Self::Masquerade];
 
     fn hook(self) -> Hook {
         match self {
-            Self::ToBackend => Hook::PodIngress,
-            Self::ToClient => Hook::Egress,
-            Self::ToBackendMasqueraded => Hook::OutsideIngress,
+            Self::Dnat => Hook::PodIngress,
+            Self::Reverse => Hook::Egress,
+            Self::Masquerade => Hook::OutsideIngress,
         }
     }
 }
@@ -129,7 +129,7 @@ fn case(protocol: &Protocol, family: Family, shape: Shape, way: Way) -> Case {
     let backend = SocketAddr::new(backend(family, 1).ip(), protocol.target);
     let build = |from, to| (protocol.frame)(protocol.transport, from, to);
     let of = |packet: &[u8], from: SocketAddr, to: SocketAddr| shape.of(family, packet, from.ip(), to.ip());
-    let is_to_client = matches!(way, Way::ToClient);
+    let is_to_client = matches!(way, Way::Reverse);
     // An error goes the way that its subject came.
     let (was, is) = if is_to_client == matches!(shape, Shape::Packet) {
         ((backend, client), (frontend, client))
@@ -155,10 +155,10 @@ fn every_packet_becomes_the_one_that_would_have_been_sent_without_a_service() {
                 let mut datapath = Datapath::new();
                 let target = SocketAddr::new(backend(family, 1).ip(), protocol.target);
                 datapath.simple(protocol.transport, frontend(family), &[target]);
-                let opens = case(protocol, family, Shape::Packet, Way::ToBackend).sent;
+                let opens = case(protocol, family, Shape::Packet, Way::Dnat).sent;
                 let from = match way {
-                    Way::ToBackendMasqueraded => Hook::OutsideIngress,
-                    Way::ToBackend | Way::ToClient => Hook::PodIngress,
+                    Way::Masquerade => Hook::OutsideIngress,
+                    Way::Dnat | Way::Reverse => Hook::PodIngress,
                 };
                 datapath.run(from, &opens);
                 for shape in Shape::ALL {
@@ -169,8 +169,8 @@ fn every_packet_becomes_the_one_that_would_have_been_sent_without_a_service() {
                     assert_eq!(out.verdict, PASS, "{what}");
                     assert_eq!(out.frame, case.expected, "{what}");
                     let mark = match way {
-                        Way::ToBackendMasqueraded => MARK,
-                        Way::ToBackend | Way::ToClient => 0,
+                        Way::Masquerade => MARK,
+                        Way::Dnat | Way::Reverse => 0,
                     };
                     assert_eq!(out.mark, mark, "{what}");
                 }

@@ -63,3 +63,27 @@ fn near_and_far_clients_are_asked_separately() {
         assert_eq!(datapath.run(Hook::OutsideIngress, &sent).verdict, DROP);
     });
 }
+
+#[test]
+fn a_source_that_is_no_single_host_is_told_nothing() {
+    each(|mut datapath, family, transport| {
+        datapath.service(transport, frontend(family), Range::empty(Verdict::Reject), 0);
+        let nobody: &[&str] = match family {
+            Family::V4 => &[
+                "0.0.0.0",
+                "0.1.2.3",
+                "127.0.0.1",
+                "224.0.0.1",
+                "240.0.0.1",
+                "255.255.255.255",
+            ],
+            Family::V6 => &["::", "::1", "ff02::1"],
+        };
+        for address in nobody {
+            let source = std::net::SocketAddr::new(address.parse().unwrap(), 40_000);
+            let sent = frame(transport, source, frontend(family), SYN);
+            assert_eq!(datapath.run(Hook::PodIngress, &sent).verdict, DROP, "{address}");
+        }
+        assert_eq!(datapath.counter(Counter::DroppedRejectFailed), nobody.len() as u64);
+    });
+}
