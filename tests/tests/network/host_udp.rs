@@ -5,8 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lb_tests::client::{Client, Connection, Failure, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::patience::patient;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{SOON, World, becomes_answered_by, cluster_ips, frontends};
@@ -75,7 +77,7 @@ fn direct(running: &Running) -> Vec<Connection> {
 /// Waits until the sockets are ended; until then the pod that they are connected to answers.
 #[track_caller]
 fn are_ended(connections: &mut [Connection]) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     for connection in connections {
         while !is_ended(connection) {
             assert!(
@@ -110,6 +112,9 @@ fn still_answer(connections: &mut [Connection], server: &str) {
 
 #[test]
 fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let running = running();
     let dialled = dialled(&running);
     let mut connections = connected(&running.host, dialled.clone(), "one");
@@ -128,6 +133,9 @@ fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
 
 #[test]
 fn only_sockets_to_a_backend_that_drains_are_ended() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let running = running();
     let to = cluster_ips(&running.service);
     let mut ending = connected(&running.host, to, "one");
@@ -153,6 +161,9 @@ fn only_sockets_to_a_backend_that_drains_are_ended() {
 
 #[test]
 fn what_went_while_no_agent_ran_is_made_up_for() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut running = running();
     let to = cluster_ips(&running.service);
     let mut connections = connected(&running.host, to, "one");

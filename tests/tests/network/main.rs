@@ -18,6 +18,7 @@ mod host_udp;
 mod interrupt;
 mod links;
 mod matrix;
+mod old_kernels;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;

@@ -6,6 +6,7 @@
 mod bench;
 mod controlplane;
 mod demo;
+mod kernel;
 mod parity;
 mod progress;
 mod report;
@@ -37,6 +38,9 @@ enum Verb {
     Controlplane(controlplane::Verb),
     /// What the kernel's verifier says of the BPF programs
     Report(report::Args),
+    /// What this kernel has of what not every supported one has
+    #[command(hide = true)]
+    Kernel,
     /// Makes sockets for the program that started this one
     #[command(hide = true)]
     Sockets,
@@ -73,6 +77,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Bench(verb) => bench::run(&verb).map(|()| true),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
+        Verb::Kernel => kernel::run().map(|()| true),
         Verb::Sockets => Ok(true),
     }
 }
