@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::controlplane_build::{self, Component};
 use crate::count::Count;
 use crate::results::Results;
-use crate::vm::{self, Line, Program};
+use crate::vm::{self, Job, Line, Program};
 use crate::{build_ebpf, compatibility, lab, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
@@ -148,33 +148,11 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
     build_ebpf::build(&setup::bpf_tools()?, false)?;
     lab::build(lab::Profile::Dev)?;
 
-    let lab = lab::program("lab", lab::Profile::Dev)?;
-    let object = workspace::ebpf_object();
-    let environment = [
-        ("LB_AGENT", lab::program("lb-agent", lab::Profile::Dev)?),
-        ("LB_LAB", lab.clone()),
-        ("LB_EBPF_OBJECT", object),
-    ]
-    .map(|(name, path)| (name.to_owned(), path.to_string_lossy().into_owned()));
-    let program = |title: &str, path: PathBuf, args: Vec<String>| Program {
-        title: title.to_owned(),
-        path: path.to_string_lossy().into_owned(),
-        args,
-    };
-    let mut programs = vec![program("kernel", lab, vec!["kernel".into()])];
-    let mut runner = vec!["--color".to_owned(), "never".to_owned()];
-    for arg in &args.runner {
-        let arg = arg.to_str().with_context(|| format!("{arg:?} is not UTF-8"))?;
-        runner.push(arg.to_owned());
-    }
-    for suite in suites {
-        programs.push(program(suite.name(), built(*suite)?, runner.clone()));
-    }
-
+    let job = job(suites, &args.runner)?;
     let mut bad = Vec::new();
     for line in lines {
         // One kernel does not stop the others.
-        match vm::run(*line, &programs, &environment) {
+        match vm::run(*line, &job) {
             Ok(results) => {
                 bad.extend(summary(*line, &results));
                 // Of a part of the tests nothing follows for the rest.
@@ -193,6 +171,35 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
         [] => Ok(()),
         bad => bail!("failed on kernel {}", bad.join(", ")),
     }
+}
+
+/// What a guest does for these suites: it says what its kernel has, and runs their tests.
+fn job(suites: &[Suite], args: &[OsString]) -> Result<Job> {
+    let lab = lab::program("lab", lab::Profile::Dev)?;
+    let agent = lab::program("lb-agent", lab::Profile::Dev)?;
+    let object = workspace::ebpf_object();
+    let environment = [("LB_AGENT", &agent), ("LB_LAB", &lab), ("LB_EBPF_OBJECT", &object)]
+        .map(|(name, path)| (name.to_owned(), path.to_string_lossy().into_owned()));
+    let program = |title: &str, path: PathBuf, args: Vec<String>| Program {
+        title: title.to_owned(),
+        path: path.to_string_lossy().into_owned(),
+        args,
+    };
+    let mut programs = vec![program("kernel", lab.clone(), vec!["kernel".into()])];
+    let mut runner = vec!["--color".to_owned(), "never".to_owned()];
+    for arg in args {
+        let arg = arg.to_str().with_context(|| format!("{arg:?} is not UTF-8"))?;
+        runner.push(arg.to_owned());
+    }
+    for suite in suites {
+        programs.push(program(suite.name(), built(*suite)?, runner.clone()));
+    }
+    Ok(Job {
+        programs,
+        called: vec![agent, lab],
+        files: vec![object],
+        environment: environment.into(),
+    })
 }
 
 /// Prints what came of a run, and returns the kernel's name if that was not good.

@@ -25,7 +25,7 @@ use crate::run::say;
 use crate::{setup, workspace};
 
 /// What the tests and the agent call.
-const CALLED: &[&str] = &["nft", "setpriv"];
+const CALLED: &[&str] = &["nft", "setpriv", "sh"];
 /// What those read.
 const READ: &[&str] = &["/etc/protocols", "/etc/services"];
 /// Folders that programs expect.
@@ -33,18 +33,31 @@ const FOLDERS: &[&str] = &["/dev", "/proc", "/sys", "/run", "/tmp", "/root"];
 /// How much longer everything may take than outside: about as much as the processor is slower.
 const PATIENCE: &str = "10";
 
+/// What a guest runs, and what it has for that. All paths are those of this machine, and of the guest too.
+#[derive(Debug, Default)]
+pub struct Job {
+    /// Run one after the other.
+    pub programs: Vec<Program>,
+    /// Programs that those call.
+    pub called: Vec<PathBuf>,
+    /// Files that those read.
+    pub files: Vec<PathBuf>,
+    /// The environment of all.
+    pub environment: Vec<(String, String)>,
+}
+
 /// Where the files of the last run on a kernel are: what it printed in `output`, what the kernel said in `console`.
 pub fn folder(line: Line) -> Result<PathBuf> {
     Ok(workspace::target_dir()?.join("vm").join(line.name()))
 }
 
-/// Runs the programs in a machine with this kernel, and says how the tests in them ended.
-pub fn run(line: Line, programs: &[Program], environment: &[(String, String)]) -> Result<Results> {
+/// Does the job in a machine with this kernel, and says how the tests in it ended.
+pub fn run(line: Line, job: &Job) -> Result<Results> {
     let kernel = kernel::ensure(line)?;
     let folder = folder(line)?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let archive = folder.join("initramfs");
-    fill(&kernel, programs, environment)?.write(&archive)?;
+    fill(&kernel, job)?.write(&archive)?;
     say(format_args!("Booting kernel {} in qemu, without KVM", kernel.version));
     let started = Instant::now();
     let mut results = Results::default();
@@ -62,12 +75,13 @@ pub fn packages() -> Result<()> {
     setup::packages(&crate::packages::MACHINE).map(drop)
 }
 
-fn fill(kernel: &Kernel, programs: &[Program], environment: &[(String, String)]) -> Result<Initramfs> {
+fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {
     let mut initramfs = Initramfs::default();
     for folder in FOLDERS {
         initramfs.folder(folder);
     }
-    for file in READ.iter().map(Path::new).filter(|file| file.is_file()) {
+    let read = READ.iter().map(Path::new).filter(|file| file.is_file());
+    for file in read.chain(job.files.iter().map(PathBuf::as_path)) {
         initramfs.file(file);
     }
     let me = std::env::current_exe().context("cannot find out where xtask itself is")?;
@@ -78,27 +92,20 @@ fn fill(kernel: &Kernel, programs: &[Program], environment: &[(String, String)])
         initramfs.program(&path)?;
         search.extend(path.parent().map(|folder| folder.to_string_lossy().into_owned()));
     }
-    for program in programs {
-        initramfs.program(Path::new(&program.path))?;
+    for program in job.programs.iter().map(|program| Path::new(&program.path)) {
+        initramfs.program(program)?;
     }
-    let mut environment = environment.to_vec();
-    // Programs and files that tests are told of by these.
-    for (_, value) in &environment {
-        let path = Path::new(value);
-        if path.is_file() {
-            initramfs.program(path).or_else(|_| {
-                initramfs.file(path);
-                anyhow::Ok(())
-            })?;
-        }
+    for program in &job.called {
+        initramfs.program(program)?;
     }
+    let mut environment = job.environment.clone();
     let search: Vec<_> = search.into_iter().collect();
     environment.push(("PATH".into(), search.join(":")));
     environment.push(("HOME".into(), "/root".into()));
     environment.push(("LB_TEST_PATIENCE".into(), PATIENCE.into()));
     let mut plan = Plan {
         environment,
-        programs: programs.to_vec(),
+        programs: job.programs.clone(),
         ..Plan::default()
     };
     for file in modules::files(kernel)? {
