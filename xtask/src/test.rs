@@ -152,14 +152,13 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
     let mut bad = Vec::new();
     for line in lines {
         // One kernel does not stop the others.
-        match vm::run(*line, &job) {
-            Ok(results) => {
-                bad.extend(summary(*line, &results));
-                // Of a part of the tests nothing follows for the rest.
-                if args.runner.is_empty() {
-                    suites.iter().try_for_each(|suite| compatibility::keep(*line, *suite))?;
-                }
-            }
+        let outcome = vm::run(*line, &job);
+        // Of a part of the tests nothing follows for the rest.
+        if args.runner.is_empty() {
+            suites.iter().try_for_each(|suite| compatibility::keep(*line, *suite))?;
+        }
+        match outcome {
+            Ok(results) => bad.extend(summary(*line, &results)),
             Err(error) if error.is::<run::Interrupted>() => return Err(error),
             Err(error) => {
                 run::say(format_args!("error: {error:#}"));

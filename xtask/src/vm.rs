@@ -27,7 +27,7 @@ use crate::{setup, workspace};
 /// What the tests and the agent call.
 const CALLED: &[&str] = &["nft", "setpriv", "sh"];
 /// What those read.
-const READ: &[&str] = &["/etc/protocols", "/etc/services"];
+const READ: &[&str] = &["/etc/protocols", "/etc/services", "/etc/ssl/certs/ca-certificates.crt"];
 /// Folders that programs expect.
 const FOLDERS: &[&str] = &["/dev", "/proc", "/sys", "/run", "/tmp", "/root"];
 /// How much longer everything may take than outside: about as much as the processor is slower.

@@ -114,7 +114,8 @@ fn fetch(tools: &Path, line: Line, place: &Path) -> Result<()> {
     let scratch = Scratch::new(tools, "kernel")?;
     let apt = PrivateApt::with_suite(scratch.dir(), archive, suite)?;
     apt.update(suite)?;
-    let packages = apt.with_dependencies(&[package], PACKAGES)?;
+    let mut packages = apt.with_dependencies(&[package], PACKAGES)?;
+    packages.retain(|name| has_files(name, package));
     let unpacked = scratch.dir().join("unpacked");
     for deb in apt.download(&packages)? {
         apt::unpack(&deb, &unpacked, &[])?;
@@ -124,6 +125,11 @@ fn fetch(tools: &Path, line: Line, place: &Path) -> Result<()> {
     remove_dir(place)?;
     std::fs::create_dir_all(place.parent().unwrap_or(place)).context("cannot make the folder of kernels")?;
     std::fs::rename(&made, place).with_context(|| format!("cannot move the kernel to {}", place.display()))
+}
+
+/// Whether a package is more than a name for the newest version: those hold nothing, and are the first to go from a server.
+fn has_files(name: &str, asked_for: &str) -> bool {
+    name != asked_for && name.contains('.')
 }
 
 fn archive<'a>(sources: &'a [Source], os: &Os, suite: &str) -> Option<&'a Source> {
@@ -163,4 +169,17 @@ fn arrange(unpacked: &Path, made: &Path) -> Result<()> {
     let mut depmod = Command::new(crate::packages::find_program("depmod").unwrap_or_else(|| "depmod".into()));
     depmod.arg("--basedir").arg(made).arg(&version);
     Step::new("depmod", LIMIT).run(&mut depmod).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_packages_of_a_version_are_fetched() {
+        let asked_for = "linux-image-6.12-cloud-amd64";
+        assert!(has_files("linux-image-6.12.117+deb12-cloud-amd64", asked_for));
+        assert!(!has_files(asked_for, asked_for));
+        assert!(!has_files("linux-modules-cloud-amd64", "linux-image-cloud-amd64"));
+    }
 }
