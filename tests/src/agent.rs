@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::interrupt::{Interrupted, eventually};
+use crate::kernel::Feature;
 use crate::network::Node;
 use crate::owner::Folder;
 use crate::place::program;
@@ -40,7 +41,7 @@ pub enum Maps {
 pub struct Options {
     /// The sizes of its maps.
     pub maps: Maps,
-    /// More arguments of `lb-agent run`.
+    /// More arguments of `lb-agent run`. Without `--socket-lb`, it is off on a kernel that cannot do it.
     pub args: Vec<OsString>,
     /// Variables of its environment.
     pub env: Vec<(OsString, OsString)>,
@@ -90,6 +91,7 @@ impl Agent {
             .args(source)
             .args(["--node-name", node.name()])
             .args(sizes(options.maps))
+            .args(socket_lb(options)?)
             .args(&options.args)
             .envs(options.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -241,6 +243,13 @@ fn sizes(maps: Maps) -> &'static [&'static str] {
         ],
         Maps::Default => &[],
     }
+}
+
+/// What an operator has to say on a kernel where processes of the host cannot be told from others.
+fn socket_lb(options: &Options) -> Result<&'static [&'static str]> {
+    let is_said = options.args.iter().any(|arg| arg == "--socket-lb");
+    let can_serve = is_said || Feature::NetnsCookie.is_there()?;
+    Ok(if can_serve { &[] } else { &["--socket-lb", "off"] })
 }
 
 /// The same command, started by a launcher if there is one.

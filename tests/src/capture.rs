@@ -11,6 +11,7 @@ use socket2::{Domain, Socket, Type};
 use crate::netlink::Link;
 use crate::netns::Netns;
 use crate::packet::Packet;
+use crate::patience::patient;
 
 // From linux/if_packet.h.
 const PACKET_AUXDATA: libc::c_int = 8;
@@ -122,7 +123,7 @@ impl Capture {
 
     /// The first packet that fits, if it is there or comes in time. Those before it are lost.
     pub fn find(&self, within: Duration, mut fits: impl FnMut(&Packet) -> bool) -> Result<Option<Packet>> {
-        let until = Instant::now() + within;
+        let until = Instant::now() + patient(within);
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match self.next(left)? {

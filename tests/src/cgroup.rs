@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::owner;
+use crate::patience::patient;
 
 /// A control group of our own, directly below the root. Dropping it kills what is in it.
 #[derive(Debug)]
@@ -72,7 +73,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
             remove(&entry.path())?;
         }
     }
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + patient(Duration::from_secs(5));
     loop {
         // One write kills them all since Linux 5.14; before, one by one, again and again, since they may fork.
         if fs::write(path.join("cgroup.kill"), "1").is_err() {

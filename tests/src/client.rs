@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use socket2::{Domain, Socket, Type};
 
+use crate::patience::patient;
 use crate::place::Place;
 use crate::server::Reply;
 
@@ -113,7 +114,7 @@ impl Client {
     pub fn new(place: Arc<dyn Place>) -> Self {
         Self {
             place,
-            timeout: TIMEOUT,
+            timeout: patient(TIMEOUT),
         }
     }
 
@@ -122,7 +123,7 @@ impl Client {
     pub fn with_timeout(&self, timeout: Duration) -> Self {
         Self {
             place: Arc::clone(&self.place),
-            timeout,
+            timeout: patient(timeout),
         }
     }
 
@@ -258,7 +259,7 @@ impl Connection {
     }
 
     fn read_line(&mut self) -> Result<Vec<u8>, Failure> {
-        let until = Instant::now() + self.socket.read_timeout()?.unwrap_or(TIMEOUT);
+        let until = Instant::now() + self.socket.read_timeout()?.unwrap_or(patient(TIMEOUT));
         let mut line = Vec::new();
         let mut buffer = [0; 4096];
         while line.last() != Some(&b'\n') {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 
 use crate::netns::Netns;
+use crate::patience::patient;
 
 /// How long a server may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,8 +51,8 @@ impl Answer {
 /// Asks for a path from inside a network namespace.
 pub fn get(netns: &Netns, from: SocketAddr, path: &str) -> Result<Answer> {
     let ask = || -> Result<String> {
-        let mut stream = TcpStream::connect_timeout(&from, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&from, patient(PATIENCE))?;
+        stream.set_read_timeout(Some(patient(PATIENCE)))?;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {from}\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes())?;
         let mut text = String::new();

@@ -17,6 +17,7 @@ use anyhow::{Context as _, Result};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use crate::owner;
+use crate::patience::patient;
 
 /// What the first signal does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +137,7 @@ pub fn sleep(duration: Duration) -> Result<(), Interrupted> {
 
 /// Waits until a function returns a value, fails when the time is over, and stops when the process is told to.
 pub fn eventually<T>(within: Duration, what: &str, mut poll: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let within = patient(within);
     let until = Instant::now() + within;
     loop {
         check()?;

@@ -6,6 +6,7 @@
 //! * [`netns`], [`netlink`], [`ethtool`]: a network namespace as a value, and the links in it.
 //! * [`cgroup`], [`bpffs`], [`process`]: what else a node's processes live in, and how they are started there.
 //! * [`owner`], [`interrupt`]: nothing is left behind, however a program ends.
+//! * [`kernel`], [`patience`]: what the kernel has not, and how slow the machine is.
 //! * [`network`]: the topology. Two nodes, pods on bridges and on links of their own, a tunnel, a client outside.
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
@@ -54,6 +55,7 @@ pub mod fuzz;
 pub mod hooks;
 pub mod http;
 pub mod interrupt;
+pub mod kernel;
 pub mod manifests;
 pub mod matrix;
 pub mod netlink;
@@ -61,6 +63,7 @@ pub mod netns;
 pub mod network;
 pub mod owner;
 pub mod packet;
+pub mod patience;
 pub mod place;
 pub mod process;
 pub mod relay;

@@ -13,6 +13,7 @@ use netlink_packet_route::address::AddressAttribute;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 use netlink_packet_route::route::RouteScope;
+use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
 
 use crate::netns::Netns;
@@ -294,6 +295,27 @@ impl Netlink {
             Ok(None) => Err(anyhow!("there is no link {name}")),
             Err(error) => Err(error).with_context(|| format!("looking for the link {name}")),
         }
+    }
+
+    /// How many BPF programs are filters of a link, in both directions together.
+    pub fn bpf_filters(&self, link: u32) -> Result<usize> {
+        let count = || -> Result<usize> {
+            let index = link.cast_signed();
+            let of_link = || self.handle.traffic_filter(index).get();
+            let mut found = 0;
+            for request in [of_link().ingress(), of_link().egress()] {
+                let filters: Vec<TcMessage> = runtime().block_on(request.execute().try_collect())?;
+                let is_bpf = |filter: &&TcMessage| {
+                    // The first of each is the chain that the filters are in.
+                    let has_options = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Options(_));
+                    filter.attributes.contains(&TcAttribute::Kind("bpf".into()))
+                        && filter.attributes.iter().any(has_options)
+                };
+                found += filters.iter().filter(is_bpf).count();
+            }
+            Ok(found)
+        };
+        count().with_context(|| format!("listing the filters of link {link}"))
     }
 
     /// All links.

@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 
 use crate::cgroup::Cgroup;
 use crate::netns::Netns;
+use crate::patience::patient;
 
 type Request = (Command, mpsc::Sender<io::Result<Child>>);
 
@@ -107,7 +108,7 @@ pub fn stop(child: &mut Child, within: Duration) -> io::Result<ExitStatus> {
 
 /// Waits for the end of a child, but not for ever.
 pub fn wait(child: &mut Child, within: Duration) -> io::Result<Option<ExitStatus>> {
-    let until = Instant::now() + within;
+    let until = Instant::now() + patient(within);
     loop {
         match child.try_wait()? {
             Some(status) => return Ok(Some(status)),

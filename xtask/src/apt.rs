@@ -166,6 +166,12 @@ pub fn main_archive<'a>(sources: &'a [Source], codename: &str) -> Option<&'a Sou
     })
 }
 
+/// The source of security updates: its server has those of other releases as well.
+pub fn security_archive(sources: &[Source]) -> Option<&Source> {
+    let is_security = |suite: &String| suite.ends_with("-security");
+    sources.iter().find(|source| source.suites.iter().any(is_security))
+}
+
 /// An apt with lists, sources and cache in a folder of ours.
 #[derive(Debug)]
 pub struct PrivateApt {
@@ -385,6 +391,8 @@ mod tests {
         ];
         assert_eq!(main_archive(&sources, "bookworm"), Some(&sources[1]));
         assert_eq!(main_archive(&sources[..1], "bookworm"), None);
+        assert_eq!(security_archive(&sources), Some(&sources[0]));
+        assert_eq!(security_archive(&sources[1..]), None);
         assert_eq!(
             main_archive(&[source("u", &["testing"], None)], ""),
             Some(&source("u", &["testing"], None))

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::apt::{self, Os, PrivateApt};
 use crate::packages::find_program;
 use crate::run::{self, Interrupted, Step, say};
+use crate::scratch::{Scratch, remove_dir};
 use crate::toolchain::{Toolchain, rustc};
 use crate::workspace;
 
@@ -152,7 +153,7 @@ fn library_from_debian(tools: &Path, os: &Os, toolchain: &Toolchain, sysroot: &P
     let mut found = Vec::new();
     for suite in SUITES {
         let scratch = Scratch::new(tools, "rust-src")?;
-        let apt = PrivateApt::with_suite(&scratch.dir, archive, suite)?;
+        let apt = PrivateApt::with_suite(scratch.dir(), archive, suite)?;
         if let Err(error) = apt.update(suite) {
             if error.is::<Interrupted>() {
                 return Err(error);
@@ -182,7 +183,7 @@ fn library_from_debian(tools: &Path, os: &Os, toolchain: &Toolchain, sysroot: &P
             .map(|part| format!("./usr/src/*/library/{part}/*"))
             .collect();
         let patterns: Vec<_> = patterns.iter().map(String::as_str).collect();
-        let unpacked = scratch.dir.join("unpacked");
+        let unpacked = scratch.dir().join("unpacked");
         for deb in &debs {
             apt::unpack(deb, &unpacked, &patterns)?;
         }
@@ -324,7 +325,7 @@ fn is_complete(sysroot: &Path) -> bool {
 /// Debian builds its newest compiler for its stable release under another name, with `core` for BPF. Everything in it is of one build.
 fn compiler_from_debian(tools: &Path, to: &Path) -> Result<()> {
     let scratch = Scratch::new(tools, "debian-rust")?;
-    let apt = PrivateApt::with_machine_sources(&scratch.dir)?;
+    let apt = PrivateApt::with_machine_sources(scratch.dir())?;
     apt.update("the machine's own sources")?;
     let mut packages = apt.with_dependencies(WEB_PACKAGES, WEB_BEGINNINGS)?;
     if packages.is_empty() {
@@ -335,7 +336,7 @@ fn compiler_from_debian(tools: &Path, to: &Path) -> Result<()> {
         "Fetching Debian's Rust compiler (120 MB) into {}",
         tools.display()
     ));
-    let unpacked = scratch.dir.join("unpacked");
+    let unpacked = scratch.dir().join("unpacked");
     for deb in apt.download(&packages)? {
         apt::unpack(&deb, &unpacked, &[])?;
     }
@@ -366,36 +367,6 @@ fn wrapper(program: &str) -> String {
          export LD_LIBRARY_PATH\n\
          exec \"$here/usr/bin/{program}\" \"$@\"\n"
     )
-}
-
-fn remove_dir(dir: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// A folder for what is only needed while something is made.
-struct Scratch {
-    dir: PathBuf,
-}
-
-impl Scratch {
-    fn new(tools: &Path, name: &str) -> Result<Self> {
-        let dir = tools.join("tmp").join(name);
-        remove_dir(&dir)?;
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-        Ok(Self { dir })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // The next run removes what could not be removed now.
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
 }
 
 #[cfg(test)]

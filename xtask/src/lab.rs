@@ -152,7 +152,8 @@ pub fn set_env(command: &mut Command, profile: Profile) -> Result<()> {
     Ok(())
 }
 
-fn program(name: &str, profile: Profile) -> Result<PathBuf> {
+/// Where cargo puts a program.
+pub fn program(name: &str, profile: Profile) -> Result<PathBuf> {
     let folder = match profile {
         Profile::Dev => "debug",
         Profile::Release => "release",

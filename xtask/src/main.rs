@@ -7,16 +7,20 @@ mod apt;
 mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
+mod compatibility;
 mod controlplane_build;
 mod count;
 mod lab;
 mod lint;
 mod object;
 mod packages;
+mod results;
 mod run;
+mod scratch;
 mod setup;
 mod test;
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::process::ExitCode;
@@ -44,6 +48,8 @@ enum Verb {
     Lint,
     /// Run the tests
     Test(test::Args),
+    /// Write docs/compatibility.md from the last runs of the tests on each kernel
+    Compatibility,
     /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
     #[command(disable_help_flag = true)]
     Demo(lab::Args),
@@ -62,12 +68,16 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
+    if vm::guest::is_init() {
+        return vm::guest::main();
+    }
     let cli = Cli::parse();
     let result = run::forward_signals().and_then(|()| match &cli.verb {
         Verb::Setup(args) => setup::run(args),
         Verb::BuildEbpf(args) => build_ebpf::run(args),
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
+        Verb::Compatibility => compatibility::run(),
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),
         Verb::Bench(args) => lab::run(&lab::BENCH, args.all()),

@@ -30,6 +30,25 @@ pub const IPTABLES: Package = Package {
     why: "kube-proxy's iptables mode",
 };
 
+/// What a virtual machine with another kernel needs.
+pub const MACHINE: [Package; 3] = [
+    Package {
+        program: "qemu-system-x86_64",
+        package: "qemu-system-x86",
+        why: "virtual machines",
+    },
+    Package {
+        program: "modprobe",
+        package: "kmod",
+        why: "the modules of another kernel",
+    },
+    Package {
+        program: "xz",
+        package: "xz-utils",
+        why: "compressed modules",
+    },
+];
+
 /// Where a program of a package may be although it is not in an ordinary user's PATH.
 const SYSTEM_FOLDERS: &[&str] = &["/usr/sbin", "/sbin", "/usr/local/sbin"];
 

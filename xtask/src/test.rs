@@ -1,20 +1,23 @@
-//! `cargo xtask test`: builds what the tests need and runs them.
+//! `cargo xtask test`: builds what the tests need and runs them, here or on other kernels.
 
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::controlplane_build::{self, Component};
 use crate::count::Count;
-use crate::{build_ebpf, lab, run, setup, workspace};
+use crate::results::Results;
+use crate::vm::{self, Job, Line, Program};
+use crate::{build_ebpf, compatibility, lab, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 
 /// A set of tests that run together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Suite {
+pub enum Suite {
     /// Tests beside the code they test, and the model's scripts
     Unit,
     /// BPF programs on single packets
@@ -27,6 +30,8 @@ enum Suite {
 
 impl Suite {
     const ALL: [Self; 4] = [Self::Unit, Self::Packet, Self::Network, Self::Controlplane];
+    /// Those whose outcome is the kernel's too.
+    pub const ON_KERNELS: [Self; 2] = [Self::Packet, Self::Network];
 
     /// What of the workspace belongs to it, as arguments of `cargo test`.
     fn targets(self) -> &'static [&'static str] {
@@ -37,12 +42,44 @@ impl Suite {
             Self::Controlplane => &["--test", "controlplane"],
         }
     }
+
+    /// Its name, and that of its target where it has one.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unit => "unit",
+            Self::Packet => "packet",
+            Self::Network => "network",
+            Self::Controlplane => "controlplane",
+        }
+    }
+}
+
+/// Which kernel.
+#[derive(Debug, Clone, Copy)]
+enum Kernel {
+    All,
+    Of(Line),
+}
+
+fn parse_kernel(text: &str) -> Result<Kernel, String> {
+    if text == "all" {
+        return Ok(Kernel::All);
+    }
+    <Line as clap::ValueEnum>::from_str(text, false)
+        .map(Kernel::Of)
+        .map_err(|_| {
+            let names: Vec<_> = Line::ALL.iter().map(|line| line.name()).collect();
+            format!("kernels are {} and all", names.join(", "))
+        })
 }
 
 /// Arguments of `test`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which tests to run; all if none is named
+    /// On Debian's newest kernel of this line, in a virtual machine: 5.10, 6.1, 6.12, 7.x, or all of them one after the other
+    #[arg(long, value_name = "KERNEL", value_parser = parse_kernel)]
+    kernel: Option<Kernel>,
+    /// Which tests to run; all if none is named, on another kernel packet and network
     suites: Vec<Suite>,
     /// For the test runner: a part of the tests' names, --nocapture and the like
     #[arg(last = true)]
@@ -51,6 +88,14 @@ pub struct Args {
 
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
+    match args.kernel {
+        None => run_here(args),
+        Some(Kernel::All) => run_on(&Line::ALL, args),
+        Some(Kernel::Of(line)) => run_on(&[line], args),
+    }
+}
+
+fn run_here(args: &Args) -> Result<()> {
     let suites = if args.suites.is_empty() {
         &Suite::ALL[..]
     } else {
@@ -73,19 +118,147 @@ pub fn run(args: &Args) -> Result<()> {
         cargo.args(suite.targets());
     }
     // The runner's stdout is read here on its way, so it cannot see for itself that there is a terminal.
-    let color = if std::io::stdout().is_terminal() {
-        "always"
-    } else {
-        "never"
-    };
+    let color = if io::stdout().is_terminal() { "always" } else { "never" };
     cargo.args(["--", "--color", color]).args(&args.runner);
     lab::set_env(&mut cargo, lab::Profile::Dev)?;
     let mut count = Count::default();
-    let status = run::show_and_read(&mut cargo, LIMIT, &mut std::io::stdout(), |line| count.read(line))?;
+    let status = run::show_and_read(&mut cargo, LIMIT, &mut io::stdout(), |line| count.read(line))?;
     println!("\n{count}");
     match (status.success(), count.failed) {
         (true, _) => Ok(()),
         (false, 0) => bail!("a test program did not build, or did not get to its end: see above"),
         (false, failed) => bail!("{failed} failed"),
+    }
+}
+
+fn run_on(lines: &[Line], args: &Args) -> Result<()> {
+    let suites = if args.suites.is_empty() {
+        &Suite::ON_KERNELS[..]
+    } else {
+        &args.suites
+    };
+    if let Some(suite) = suites.iter().find(|suite| !Suite::ON_KERNELS.contains(suite)) {
+        bail!(
+            "the suite {} runs on this machine's kernel only; on others there are packet and network",
+            suite.name()
+        );
+    }
+    setup::packages(&[])?;
+    vm::packages()?;
+    build_ebpf::build(&setup::bpf_tools()?, false)?;
+    lab::build(lab::Profile::Dev)?;
+
+    let job = job(suites, &args.runner)?;
+    let mut bad = Vec::new();
+    for line in lines {
+        // One kernel does not stop the others.
+        let outcome = vm::run(*line, &job);
+        // Of a part of the tests nothing follows for the rest.
+        if args.runner.is_empty() {
+            suites.iter().try_for_each(|suite| compatibility::keep(*line, *suite))?;
+        }
+        match outcome {
+            Ok(results) => bad.extend(summary(*line, &results)),
+            Err(error) if error.is::<run::Interrupted>() => return Err(error),
+            Err(error) => {
+                run::say(format_args!("error: {error:#}"));
+                bad.push(line.name().to_owned());
+            }
+        }
+    }
+    match bad.as_slice() {
+        [] => Ok(()),
+        bad => bail!("failed on kernel {}", bad.join(", ")),
+    }
+}
+
+/// What a guest does for these suites: it says what its kernel has, and runs their tests.
+fn job(suites: &[Suite], args: &[OsString]) -> Result<Job> {
+    let lab = lab::program("lab", lab::Profile::Dev)?;
+    let agent = lab::program("lb-agent", lab::Profile::Dev)?;
+    let object = workspace::ebpf_object();
+    let environment = [("LB_AGENT", &agent), ("LB_LAB", &lab), ("LB_EBPF_OBJECT", &object)]
+        .map(|(name, path)| (name.to_owned(), path.to_string_lossy().into_owned()));
+    let program = |title: &str, path: PathBuf, args: Vec<String>| Program {
+        title: title.to_owned(),
+        path: path.to_string_lossy().into_owned(),
+        args,
+    };
+    let mut programs = vec![program("kernel", lab.clone(), vec!["kernel".into()])];
+    let mut runner = vec!["--color".to_owned(), "never".to_owned()];
+    for arg in args {
+        let arg = arg.to_str().with_context(|| format!("{arg:?} is not UTF-8"))?;
+        runner.push(arg.to_owned());
+    }
+    for suite in suites {
+        programs.push(program(suite.name(), built(*suite)?, runner.clone()));
+    }
+    Ok(Job {
+        programs,
+        called: vec![agent, lab],
+        files: vec![object],
+        environment: environment.into(),
+    })
+}
+
+/// Prints what came of a run, and returns the kernel's name if that was not good.
+fn summary(line: Line, results: &Results) -> Option<String> {
+    println!("\n{}: {}", results.kernel, results.count());
+    for name in results.failed() {
+        println!("  failed: {name}");
+    }
+    for end in &results.bad_ends {
+        println!("  {end}");
+    }
+    let is_bad = results.failed().next().is_some() || !results.bad_ends.is_empty();
+    is_bad.then(|| line.name().to_owned())
+}
+
+/// Builds the tests of a suite and returns their program.
+fn built(suite: Suite) -> Result<PathBuf> {
+    let mut cargo = workspace::cargo("test");
+    cargo
+        .args(["--no-run", "--message-format", "json-render-diagnostics"])
+        .args(suite.targets());
+    let mut program = None;
+    let status = run::show_and_read(&mut cargo, LIMIT, &mut io::sink(), |line| {
+        program = executable(line, suite.name()).or(program.take());
+    })?;
+    if !status.success() {
+        bail!("the tests of the suite {} do not build: see above", suite.name());
+    }
+    program.with_context(|| format!("cargo names no program of the suite {}", suite.name()))
+}
+
+/// The program of a test target, if this message of cargo's names it.
+fn executable(line: &str, target: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(line).ok()?;
+    let is_it = message["target"]["name"] == target && message["profile"]["test"] == true;
+    message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_of_a_suite_is_found_in_what_cargo_says() {
+        let line = r#"{"reason":"compiler-artifact","target":{"name":"packet","kind":["test"]},"profile":{"test":true},"executable":"/t/packet-1"}"#;
+        assert_eq!(executable(line, "packet"), Some(PathBuf::from("/t/packet-1")));
+        assert_eq!(executable(line, "network"), None);
+        assert_eq!(
+            executable(r#"{"reason":"build-finished","success":true}"#, "packet"),
+            None
+        );
+    }
+
+    #[test]
+    fn an_unknown_kernel_is_answered_with_those_that_there_are() {
+        assert!(matches!(parse_kernel("all"), Ok(Kernel::All)));
+        assert!(matches!(parse_kernel("6.1"), Ok(Kernel::Of(Line::V6_1))));
+        assert_eq!(
+            parse_kernel("4.19").unwrap_err(),
+            "kernels are 5.10, 6.1, 6.12, 7.x and all"
+        );
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use lb_agent::kernel::addresses;
 use lb_tests::netlink::{Cidr, End};
 use lb_tests::netns::Netns;
+use lb_tests::patience::patient;
 use tokio::sync::oneshot;
 
 /// Longer than an address takes to be known for this node's alone.
@@ -69,7 +70,7 @@ impl Watcher {
 
     #[track_caller]
     fn becomes(&mut self, good: impl Fn(&BTreeSet<IpAddr>) -> bool) {
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + patient(SOON);
         while !good(&self.last) {
             let left = until.saturating_duration_since(Instant::now());
             match self.told.recv_timeout(left) {

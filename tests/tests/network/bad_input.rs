@@ -12,6 +12,7 @@ use lb_tests::client::Protocol;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node, plan};
 use lb_tests::owner::Folder;
+use lb_tests::patience::patient;
 use lb_tests::process;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
@@ -383,7 +384,7 @@ fn an_api_server_that_is_out_of_reach_is_named_and_asked_again_and_again() {
         .unwrap()
         .unwrap();
     listener.set_nonblocking(true).unwrap();
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     let mut visits = 0;
     while visits < 2 {
         visits += usize::from(listener.accept().is_ok());

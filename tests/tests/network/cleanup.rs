@@ -7,12 +7,13 @@ use aya::programs::SchedClassifier;
 use aya::programs::tc::TcAttachType;
 use lb_tests::agent;
 use lb_tests::client::{Failure, Protocol};
+use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BRIEFLY, World, becomes_answered_by, cluster_ips, is_silence, node_ports};
+use crate::fixture::{BRIEFLY, World, becomes_answered_by, cluster_ips, host_that_is_served, is_silence, node_ports};
 
 #[test]
 fn nothing_is_left() {
@@ -24,8 +25,8 @@ fn nothing_is_left() {
         .with_endpoints([&backend]);
     world.apply(&service);
     world.start_agent(1);
-    let host = world.node1().client().unwrap();
-    for client in [&client.client(), &host, &world.network.outside().client()] {
+    let host = host_that_is_served(world.node1());
+    for client in [client.client(), world.network.outside().client()].iter().chain(&host) {
         becomes_answered_by(client, Protocol::Tcp, cluster_ips(&service)[0], "backend");
     }
     assert!(programs(world.node1()) > 0);
@@ -38,7 +39,7 @@ fn nothing_is_left() {
     assert_eq!(programs(world.node1()), 0);
     assert_eq!(ruleset(world.node1()), "");
     assert_eq!(pins(&world.node1().bpffs().path()), Vec::<String>::new());
-    for client in [client.client(), host] {
+    for client in [client.client()].into_iter().chain(host) {
         let hasty = client.with_timeout(BRIEFLY);
         for to in cluster_ips(&service) {
             assert!(is_silence(&hasty.ask(Protocol::Tcp, to)));
@@ -85,9 +86,13 @@ fn cleaning_up_twice_or_where_nothing_is_does_no_harm() {
     }
 }
 
-/// How many programs are attached to links of a node.
+/// How many programs are attached to links of a node, in whichever way this kernel has.
 fn programs(node: &Node) -> usize {
-    let links = node.netns().netlink().unwrap().links().unwrap();
+    let netlink = node.netns().netlink().unwrap();
+    let links = netlink.links().unwrap();
+    if !Feature::Tcx.is_there().unwrap() {
+        return links.iter().map(|link| netlink.bpf_filters(link.index).unwrap()).sum();
+    }
     node.netns()
         .run(|| {
             let directions = [TcAttachType::Ingress, TcAttachType::Egress];

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use lb_tests::client::{Client, Connection, Protocol};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::patience::patient;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, names};
@@ -107,7 +108,7 @@ fn a_udp_client_of_an_endpoint_that_is_gone_is_sent_to_another() {
         let mut connection = connected_to(&client, Protocol::Udp, to, "one");
         assert_eq!(connection.ask("still you?").unwrap().server, "one");
         world.apply(&service.clone().with_endpoints([&pods[1]]));
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + patient(SOON);
         // The same socket, so the same addresses and ports.
         while connection.ask("who now?").map(|answer| answer.server) != Ok("two".into()) {
             assert!(
@@ -141,7 +142,7 @@ fn a_terminating_endpoint_keeps_its_tcp_connections_and_gets_no_new_ones() {
     world.apply(&ending);
     for (connection, to) in kept.iter_mut().zip(to) {
         // Twenty times in a row "two" is not chance.
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + patient(SOON);
         while answerers(&client, Protocol::Tcp, to, 20).contains("one") {
             assert!(
                 Instant::now() < until,

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use lb_tests::agent::{Agent, Options};
 use lb_tests::client::{Client, Failure, Outcome, Protocol};
+use lb_tests::kernel::Feature;
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Network, Node, Pod};
+use lb_tests::patience::patient;
 use lb_tests::server::Server;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
@@ -102,6 +104,12 @@ pub(crate) fn cluster_ip(service: &Service, family: Family) -> SocketAddr {
     SocketAddr::new(family.of(service.cluster_ips), service.ports[0].port)
 }
 
+/// A process of the node, where the agent translates those in their sockets: on old kernels it goes without.
+pub(crate) fn host_that_is_served(node: &Node) -> Option<Client> {
+    let is_served = Feature::NetnsCookie.is_there().unwrap();
+    is_served.then(|| node.client().unwrap())
+}
+
 /// Who answers that many new connections.
 #[track_caller]
 pub(crate) fn answerers(client: &Client, protocol: Protocol, to: SocketAddr, times: usize) -> BTreeSet<String> {
@@ -115,7 +123,7 @@ pub(crate) fn answerers(client: &Client, protocol: Protocol, to: SocketAddr, tim
 /// Asks until the outcome is as it should become, and fails if it does not in time.
 #[track_caller]
 pub(crate) fn becomes(what: &str, mut ask: impl FnMut() -> Outcome, mut good: impl FnMut(&Outcome) -> bool) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     loop {
         let outcome = ask();
         if good(&outcome) {
@@ -146,7 +154,7 @@ pub(crate) fn names<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<Str
 /// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that
 /// is not its own program yet holds all descriptors of this process too.
 pub(crate) fn patiently<T>(mut work: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     loop {
         match work() {
             Err(error) if error.to_string().contains("is running") && Instant::now() < until => {

@@ -8,6 +8,7 @@ use lb_tests::agent::{Agent, Options};
 use lb_tests::http::{Answer, get};
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::Attachment;
+use lb_tests::patience::patient;
 use lb_tests::stage::TARGET;
 use serde_json::Value;
 
@@ -35,7 +36,7 @@ fn becomes(world: &World, path: &str, status: u16) {
 
 #[track_caller]
 fn becomes_at(world: &World, port: u16, path: &str, status: u16) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     loop {
         let answers = told_at(world, port, path);
         if answers
@@ -134,7 +135,7 @@ fn a_load_balancer_is_told_whether_an_endpoint_of_its_service_is_on_the_node() {
     }
 
     world.delete(&service);
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     while told_at(&world, CHECK_PORT, "/").iter().any(Result::is_ok) {
         assert!(Instant::now() < until, "somebody still answers");
     }

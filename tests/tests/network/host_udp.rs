@@ -6,8 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lb_tests::client::{Client, Connection, Failure, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::patience::patient;
 use lb_tests::server::Reply;
 use lb_tests::stage::TARGET;
 
@@ -92,7 +94,7 @@ fn direct(running: &Running) -> Vec<Connection> {
 /// Waits until the sockets are ended; until then the pod that they are connected to answers.
 #[track_caller]
 fn are_ended(connections: &mut [Connection]) {
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     for connection in connections {
         while !is_ended(connection) {
             assert!(
@@ -146,6 +148,9 @@ fn one_of_a_pod_too_where_those_are_translated() {
 }
 
 fn sockets_to_a_backend_that_goes(process: Process) {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let running = running(process);
     let dialled = dialled(&running);
     let mut connections = connected(&running.client, dialled.clone(), "one");
@@ -169,6 +174,9 @@ fn sockets_to_a_backend_that_goes(process: Process) {
 
 #[test]
 fn only_sockets_to_a_backend_that_drains_are_ended() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let running = running(Process::Host);
     let to = cluster_ips(&running.service);
     let mut ending = connected(&running.client, to, "one");
@@ -194,6 +202,9 @@ fn only_sockets_to_a_backend_that_drains_are_ended() {
 
 #[test]
 fn what_went_while_no_agent_ran_is_made_up_for() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut running = running(Process::Host);
     let to = cluster_ips(&running.service);
     let mut connections = connected(&running.client, to, "one");

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use lb_tests::network::Attachment;
+use lb_tests::patience::patient;
 use lb_tests::{owner, process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -104,7 +105,7 @@ fn demo() -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lab"));
     command.arg("demo").stdout(Stdio::null()).stderr(Stdio::null());
     let demo = command.spawn().unwrap();
-    let until = Instant::now() + LIMIT;
+    let until = Instant::now() + patient(LIMIT);
     while !catches(demo.id(), Signal::SIGINT) {
         assert!(Instant::now() < until, "it does not begin to listen to signals");
         thread::sleep(Duration::from_millis(1));

@@ -25,6 +25,7 @@ mod limits;
 mod links;
 mod matrix;
 mod offload;
+mod old_kernels;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use k8s_openapi::api::networking::v1 as networking;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_tests::client::{Failure, Outcome, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::{Manifest, Service};
 use lb_tests::network::{Attachment, Node, Pod, plan};
 use lb_tests::process;
@@ -64,6 +65,9 @@ fn translate(node: &Node, service: &Service, backend: &Pod) {
 
 #[test]
 fn an_address_of_another_proxy_is_left_to_it_and_one_that_is_nobodys_gets_no_answer() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let backend = world.backend(1, "theirs", Attachment::Bridge);
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();

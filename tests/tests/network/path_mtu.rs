@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod, plan};
+use lb_tests::patience::patient;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{SOON, World, cluster_ips, node_ports};
@@ -59,7 +60,7 @@ fn learns(who: &str, client: &Client, to: SocketAddr) {
         .with_timeout(Duration::from_millis(200))
         .connect(Protocol::Udp, to)
         .unwrap();
-    let until = Instant::now() + SOON;
+    let until = Instant::now() + patient(SOON);
     loop {
         // The first of them is lost, as it always is.
         let _ = udp.ask(&"x".repeat(1_380));

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::packet::Packet;
@@ -49,6 +50,9 @@ fn pods_are_refused() {
 
 #[test]
 fn processes_of_the_node_are_refused() {
+    if lacks(Feature::SetRetval) {
+        return;
+    }
     let mut world = World::new();
     let service = empty_service();
     world.apply(&service);

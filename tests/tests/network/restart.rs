@@ -13,7 +13,9 @@ use lb_tests::network::{Attachment, Node, Pod};
 use lb_tests::owner::Folder;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, frontends, names};
+use crate::fixture::{
+    BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, frontends, host_that_is_served, names,
+};
 
 struct Running {
     world: World,
@@ -35,11 +37,8 @@ fn running() -> Running {
         .with_endpoints([&pods[0], &pods[1]]);
     world.apply(&service);
     world.start_agent(1);
-    let clients = vec![
-        client_pod.client(),
-        world.node1().client().unwrap(),
-        world.network.outside().client(),
-    ];
+    let clients = [client_pod.client(), world.network.outside().client()];
+    let clients = clients.into_iter().chain(host_that_is_served(world.node1())).collect();
     Running {
         world,
         clients,

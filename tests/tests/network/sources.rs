@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use lb_tests::client::{Client, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Options};
 use lb_tests::stage::TARGET;
@@ -75,6 +76,9 @@ fn a_client_that_is_not_masqueraded_keeps_its_port_too() {
 /// The name of the other side is the one that was dialled, also for a process whose socket was sent elsewhere.
 #[test]
 fn a_process_of_the_node_is_told_that_it_is_connected_to_what_it_dialled() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     let service = Service::new("web", 1, TARGET)

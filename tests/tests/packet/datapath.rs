@@ -1,6 +1,9 @@
 //! The programs and maps of the object, loaded for one test, and small words to fill and read them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    cell::RefCell,
+    net::{IpAddr, SocketAddr},
+};
 
 use aya::{
     Ebpf, EbpfLoader, TestRun as _, TestRunOptions,
@@ -45,7 +48,8 @@ impl Hook {
 
 /// A loaded data path, empty at first.
 pub(crate) struct Datapath {
-    ebpf: Ebpf,
+    /// Programs are loaded when they are first run: the verifier's time is most of a test's.
+    ebpf: RefCell<Ebpf>,
     next_slot: u32,
     next_service: u32,
 }
@@ -82,13 +86,9 @@ impl Datapath {
             loader.map_max_entries(map, 4096);
         }
         loader.override_global(UDP_TIMEOUT, &nanoseconds, true);
-        let mut ebpf = loader.load(&object).expect("load the maps: this needs root");
-        for name in [Hook::PodIngress, Hook::OutsideIngress, Hook::Egress].map(Hook::program) {
-            let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
-            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
-        }
+        let ebpf = loader.load(&object).expect("load the maps: this needs root");
         Self {
-            ebpf,
+            ebpf: RefCell::new(ebpf),
             next_slot: 0,
             next_service: 1,
         }
@@ -97,7 +97,11 @@ impl Datapath {
     /// Runs a program on a frame that carries `mark`.
     pub(crate) fn run_marked(&self, hook: Hook, frame: &[u8], mark: u32) -> Outcome {
         let name = hook.program();
-        let program: &SchedClassifier = self.ebpf.program(name).unwrap().try_into().unwrap();
+        let mut ebpf = self.ebpf.borrow_mut();
+        let program: &mut SchedClassifier = ebpf.program_mut(name).unwrap().try_into().unwrap();
+        if program.fd().is_err() {
+            program.load().unwrap_or_else(|error| panic!("load {name}: {error}"));
+        }
         let mut context = [0; CONTEXT];
         context[MARK].copy_from_slice(&mark.to_ne_bytes());
         let mut context_out = [0; CONTEXT];
@@ -261,7 +265,7 @@ impl Datapath {
     /// Says what a network is, in a scope of `SOURCE_RANGES` or `CIDRS`.
     pub(crate) fn prefix(&mut self, map: &str, scope: u32, network: IpAddr, length: u8, value: u32) {
         let PrefixKey { length, network } = PrefixKey::new(scope, Address::from(network), length);
-        let mut trie: LpmTrie<_, Scoped, u32> = self.ebpf.map_mut(map).unwrap().try_into().unwrap();
+        let mut trie: LpmTrie<_, Scoped, u32> = self.ebpf.get_mut().map_mut(map).unwrap().try_into().unwrap();
         trie.insert(&Key::new(length, network), value, 0).unwrap();
     }
 
@@ -300,7 +304,7 @@ impl Datapath {
 
     /// What was told since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
-        let mut ring = RingBuf::try_from(self.ebpf.map_mut(maps::EVENTS).unwrap()).unwrap();
+        let mut ring = RingBuf::try_from(self.ebpf.get_mut().map_mut(maps::EVENTS).unwrap()).unwrap();
         let mut events = Vec::new();
         while let Some(item) = ring.next() {
             assert_eq!(item.len(), size_of::<Event>());
@@ -311,17 +315,17 @@ impl Datapath {
     }
 
     pub(crate) fn counter(&mut self, counter: Counter) -> u64 {
-        let map = self.ebpf.map(maps::COUNTERS).unwrap();
+        let map = self.ebpf.get_mut().map(maps::COUNTERS).unwrap();
         let counters = PerCpuArray::<_, u64>::try_from(map).unwrap();
         counters.get(&(counter as u32), 0).unwrap().iter().sum()
     }
 
     fn array<V: aya::Pod>(&mut self, name: &str) -> Array<&mut MapData, V> {
-        self.ebpf.map_mut(name).unwrap().try_into().unwrap()
+        self.ebpf.get_mut().map_mut(name).unwrap().try_into().unwrap()
     }
 
     fn hash<K: aya::Pod, V: aya::Pod>(&mut self, name: &str) -> HashMap<&mut MapData, K, V> {
-        self.ebpf.map_mut(name).unwrap().try_into().unwrap()
+        self.ebpf.get_mut().map_mut(name).unwrap().try_into().unwrap()
     }
 }
 

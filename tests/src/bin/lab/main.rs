@@ -7,6 +7,7 @@ mod bench;
 mod controlplane;
 mod demo;
 mod fuzz;
+mod kernel;
 mod parity;
 mod progress;
 mod report;
@@ -40,6 +41,9 @@ enum Verb {
     Controlplane(controlplane::Verb),
     /// What the kernel's verifier says of the BPF programs
     Report(report::Args),
+    /// What this kernel has of what not every supported one has
+    #[command(hide = true)]
+    Kernel,
     /// Makes sockets for the program that started this one
     #[command(hide = true)]
     Sockets,
@@ -77,6 +81,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
+        Verb::Kernel => kernel::run().map(|()| true),
         Verb::Sockets => Ok(true),
     }
 }

@@ -1,0 +1,22 @@
+//! How much slower than usual the machine is: an emulated processor takes ten times as long.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+/// A number to multiply times to wait with. `cargo xtask test --kernel` sets it.
+const VARIABLE: &str = "LB_TEST_PATIENCE";
+
+static FACTOR: LazyLock<u32> = LazyLock::new(|| match std::env::var(VARIABLE) {
+    Ok(text) => text
+        .parse()
+        .ok()
+        .filter(|factor| *factor > 0)
+        .unwrap_or_else(|| panic!("{VARIABLE} is {text:?}, which is no number from 1 on")),
+    Err(_) => 1,
+});
+
+/// How long to wait here for what elsewhere takes no longer than this. Not for times that the agent itself keeps.
+#[must_use]
+pub fn patient(duration: Duration) -> Duration {
+    duration * *FACTOR
+}

@@ -1,0 +1,117 @@
+//! Runs test programs in virtual machines with Debian's own kernels, one machine a kernel.
+
+pub mod guest;
+mod initramfs;
+mod kernel;
+mod machine;
+mod modules;
+mod plan;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+
+use initramfs::Initramfs;
+use kernel::Kernel;
+pub use kernel::Line;
+use plan::Plan;
+pub use plan::Program;
+
+use crate::packages::find_program;
+use crate::results::Results;
+use crate::run::say;
+use crate::{setup, workspace};
+
+/// What the tests and the agent call.
+const CALLED: &[&str] = &["nft", "setpriv", "sh"];
+/// What those read.
+const READ: &[&str] = &["/etc/protocols", "/etc/services", "/etc/ssl/certs/ca-certificates.crt"];
+/// Folders that programs expect.
+const FOLDERS: &[&str] = &["/dev", "/proc", "/sys", "/run", "/tmp", "/root"];
+/// How much longer everything may take than outside: about as much as the processor is slower.
+const PATIENCE: &str = "10";
+
+/// What a guest runs, and what it has for that. All paths are those of this machine, and of the guest too.
+#[derive(Debug, Default)]
+pub struct Job {
+    /// Run one after the other.
+    pub programs: Vec<Program>,
+    /// Programs that those call.
+    pub called: Vec<PathBuf>,
+    /// Files that those read.
+    pub files: Vec<PathBuf>,
+    /// The environment of all.
+    pub environment: Vec<(String, String)>,
+}
+
+/// Where the files of the last run on a kernel are: what it printed in `output`, what the kernel said in `console`.
+pub fn folder(line: Line) -> Result<PathBuf> {
+    Ok(workspace::target_dir()?.join("vm").join(line.name()))
+}
+
+/// Does the job in a machine with this kernel, and says how the tests in it ended.
+pub fn run(line: Line, job: &Job) -> Result<Results> {
+    let kernel = kernel::ensure(line)?;
+    let folder = folder(line)?;
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let archive = folder.join("initramfs");
+    fill(&kernel, job)?.write(&archive)?;
+    say(format_args!("Booting kernel {} in qemu, without KVM", kernel.version));
+    let started = Instant::now();
+    let mut results = Results::default();
+    machine::boot(&kernel, &archive, &folder, |line| results.read(line))?;
+    say(format_args!(
+        "Kernel {} ran for {:.0} s",
+        kernel.version,
+        started.elapsed().as_secs_f32()
+    ));
+    Ok(results)
+}
+
+/// Installs the programs that make and run a machine.
+pub fn packages() -> Result<()> {
+    setup::packages(&crate::packages::MACHINE).map(drop)
+}
+
+fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {
+    let mut initramfs = Initramfs::default();
+    for folder in FOLDERS {
+        initramfs.folder(folder);
+    }
+    let read = READ.iter().map(Path::new).filter(|file| file.is_file());
+    for file in read.chain(job.files.iter().map(PathBuf::as_path)) {
+        initramfs.file(file);
+    }
+    let me = std::env::current_exe().context("cannot find out where xtask itself is")?;
+    initramfs.program_as(&me, Path::new(guest::INIT))?;
+    let mut search = BTreeSet::new();
+    for name in CALLED {
+        let path = find_program(name).with_context(|| format!("there is no program {name}"))?;
+        initramfs.program(&path)?;
+        search.extend(path.parent().map(|folder| folder.to_string_lossy().into_owned()));
+    }
+    for program in job.programs.iter().map(|program| Path::new(&program.path)) {
+        initramfs.program(program)?;
+    }
+    for program in &job.called {
+        initramfs.program(program)?;
+    }
+    let mut environment = job.environment.clone();
+    let search: Vec<_> = search.into_iter().collect();
+    environment.push(("PATH".into(), search.join(":")));
+    environment.push(("HOME".into(), "/root".into()));
+    environment.push(("LB_TEST_PATIENCE".into(), PATIENCE.into()));
+    let mut plan = Plan {
+        environment,
+        programs: job.programs.clone(),
+        ..Plan::default()
+    };
+    for file in modules::files(kernel)? {
+        plan.modules.push(file.to_string_lossy().into_owned());
+        initramfs.file(&file);
+    }
+    initramfs.text(plan::PATH, plan.text()?);
+    Ok(initramfs)
+}
