@@ -69,9 +69,9 @@ fn more_than_can_be_read_are_counted_and_not_told() {
         datapath.run(Hook::PodIngress, &sent);
     }
     let told = datapath.events().len() as u64;
-    assert_eq!(datapath.counter(Counter::DroppedNoLocalEndpoint), packets.into());
-    assert_eq!(told + datapath.counter(Counter::EventsLost), packets.into());
+    assert_eq!(datapath.counter(Counter::DroppedNoLocalEndpoint), u64::from(packets));
+    assert_eq!(told + datapath.counter(Counter::EventsLost), u64::from(packets));
     assert!(told >= EVENTS_PER_SECOND.into(), "{told}");
     // Every second of the clock and every CPU that the loop ran on has its own.
-    assert!(told < packets.into(), "{told}");
+    assert!(told < u64::from(packets), "{told}");
 }
