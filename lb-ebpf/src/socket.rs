@@ -18,6 +18,7 @@ use crate::{
     client::Client,
     config,
     counter::count,
+    event,
     family::Family,
     flow,
     maps::SOCKETS,
@@ -105,11 +106,10 @@ fn dialled<F: Family>(ctx: &SockAddrContext) -> Option<Dialled> {
 fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> i32 {
     let mut service = match find(dialled) {
         Ok(service) => service,
-        Err(flags) => return without_service(&dialled.address, flags),
+        Err(flags) => return without_service(dialled, flags),
     };
     if service.flags & (RESTRICTED | NODE_IS_REFUSED) == RESTRICTED | NODE_IS_REFUSED {
-        count(Counter::DroppedSourceRange as u32);
-        return DENY;
+        return denied(dialled, Counter::DroppedSourceRange);
     }
     let now = flow::now();
     let client = if dialled.address.is_v4() {
@@ -122,13 +122,13 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
     for _ in 0..ATTEMPTS {
         let range = Client::NODE.range(&service);
         if range.count == 0 {
-            return refuse(range);
+            return refuse(dialled, range);
         }
         let Some(chosen) = service::choose(range, remembered, draw) else {
             // Changed since it was read.
             service = match find(dialled) {
                 Ok(service) => service,
-                Err(flags) => return without_service(&dialled.address, flags),
+                Err(flags) => return without_service(dialled, flags),
             };
             remembered = 0;
             continue;
@@ -152,7 +152,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Dialled, draw: u32) -> 
         count(Counter::SocketTranslated as u32);
         return ALLOW;
     }
-    refuse(Client::NODE.range(&service))
+    refuse(dialled, Client::NODE.range(&service))
 }
 
 #[inline(always)]
@@ -173,28 +173,29 @@ fn is_there(key: &SocketKey, row: &SocketValue) -> bool {
 }
 
 #[inline(always)]
-fn without_service(address: &Address, flags: u32) -> i32 {
-    match NoService::at(address, flags) {
-        NoService::Refuse => refuse(Range::empty(Verdict::Reject)),
-        NoService::Drop => {
-            count(Counter::DroppedUnallocated as u32);
-            DENY
-        }
+fn without_service(dialled: &Dialled, flags: u32) -> i32 {
+    match NoService::at(&dialled.address, flags) {
+        NoService::Refuse => refuse(dialled, Range::empty(Verdict::Reject)),
+        NoService::Drop => denied(dialled, Counter::DroppedUnallocated),
         NoService::Pass => ALLOW,
     }
 }
 
 #[inline(always)]
-fn refuse(range: Range) -> i32 {
+fn refuse(dialled: &Dialled, range: Range) -> i32 {
     if range.count == 0 && range.verdict() == Verdict::Drop {
-        count(Counter::DroppedNoLocalEndpoint as u32);
-        return DENY;
+        return denied(dialled, Counter::DroppedNoLocalEndpoint);
     }
-    count(Counter::Rejected as u32);
     if config::has_set_retval() {
         // SAFETY: no pointer involved.
         unsafe { bpf_set_retval(-ECONNREFUSED) };
     }
+    denied(dialled, Counter::Rejected)
+}
+
+#[inline(always)]
+fn denied(dialled: &Dialled, reason: Counter) -> i32 {
+    event::denied(&dialled.address, dialled.port, dialled.protocol, reason as u32);
     DENY
 }
 
