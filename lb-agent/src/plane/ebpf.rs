@@ -7,11 +7,12 @@
 //! Tables    trait over the maps ── BpfTable (sys: bpf(2) batches) / maps in memory (tests)
 //!    │
 //! inspect   rows → text, for people
+//! events    what was dropped and refused, from the ring and the counters
 //!
 //! HostSockets  ends UDP sockets of the host whose backend is gone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
-//! lock      one agent at a time
+//! lock      one agent at a time, one monitor at a time
 //! ```
 
 use std::{
@@ -36,6 +37,7 @@ mod batch;
 mod capabilities;
 mod cleanup;
 mod clsact;
+mod events;
 mod hooks;
 mod host_sockets;
 mod inspect;
@@ -56,6 +58,7 @@ mod table;
 mod tests;
 
 pub use cleanup::cleanup;
+pub use events::{Events, counters};
 pub use inspect::{Shown, inspect};
 
 use hooks::Hooks;

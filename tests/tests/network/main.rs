@@ -19,6 +19,7 @@ mod host_udp;
 mod interrupt;
 mod links;
 mod matrix;
+mod monitor;
 mod other_proxy;
 mod path_mtu;
 mod plumbing;
