@@ -6,6 +6,7 @@
 mod bpffs;
 mod cleanup;
 mod logging;
+mod monitor;
 mod run;
 mod services;
 mod version;
@@ -29,6 +30,7 @@ enum Verb {
     Run(Box<run::Run>),
     Cleanup(cleanup::Cleanup),
     Services(services::Services),
+    Monitor(monitor::Monitor),
     Version(version::Version),
 }
 
@@ -40,6 +42,7 @@ pub fn main() -> ExitCode {
         Verb::Run(verb) => verb.run(),
         Verb::Cleanup(verb) => verb.run(),
         Verb::Services(verb) => verb.run(),
+        Verb::Monitor(verb) => verb.run(),
         Verb::Version(verb) => {
             verb.run();
             Ok(())
@@ -78,5 +81,26 @@ mod tests {
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--maps"));
         assert!(Cli::try_parse_from(["lb-agent", "services", "--maps"]).is_ok());
+    }
+
+    #[test]
+    fn a_reason_that_no_packet_is_dropped_for_is_a_usage_error_that_lists_those_there_are() {
+        for name in ["no_such_reason", "flow_new"] {
+            let error = Cli::try_parse_from(["lb-agent", "monitor", "--reason", name]).unwrap_err();
+            assert_eq!(error.exit_code(), 2);
+            let said = error.to_string();
+            for text in [name, "rejected", "dropped_no_local_endpoint", "dropped_unallocated"] {
+                assert!(said.contains(text), "no {text} in {said}");
+            }
+        }
+        let two = [
+            "lb-agent",
+            "monitor",
+            "--reason",
+            "rejected",
+            "--reason",
+            "dropped_rewrite",
+        ];
+        assert!(Cli::try_parse_from(two).is_ok());
     }
 }

@@ -60,7 +60,25 @@ impl Counter {
         Self::EventsLost,
     ];
 
-    /// Its name, for the metrics to come.
+    /// Whether it is why a packet or a call went nowhere: those are told as an [`Event`](crate::Event) each.
+    pub const fn is_reason(self) -> bool {
+        match self {
+            Self::FlowNew | Self::SocketTranslated | Self::PassedWithoutFlow | Self::EventsLost => false,
+            Self::Rejected
+            | Self::DroppedNoLocalEndpoint
+            | Self::DroppedFlowCollision
+            | Self::DroppedFlowTable
+            | Self::DroppedRewrite
+            | Self::DroppedRejectFailed
+            | Self::DroppedNoBackend
+            | Self::DroppedSourceRange
+            | Self::DroppedUnallocated
+            | Self::DroppedFragment
+            | Self::DroppedSpoofedSource => true,
+        }
+    }
+
+    /// Its name, in `lb-agent monitor` and for the metrics to come.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FlowNew => "flow_new",

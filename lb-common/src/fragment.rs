@@ -79,7 +79,7 @@ pub struct HeldFragment {
     pub key: FragmentKey,
     /// The place of the one that was held before it, plus one; 0: it is the first.
     pub before: u32,
-    /// Bytes of the frame.
+    /// Bytes of the frame. 0: none is held here, or it has been sent again.
     pub length: u32,
     /// The frame, from its link header on.
     pub frame: [u8; HELD_MAX],

@@ -2,8 +2,9 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
-    Counter, Event, FlowKey, Port,
-    event::{EVENTS_PER_SECOND, EventBudget},
+    Address, Counter, Event, FlowKey, Port,
+    event::{EVENTS_PER_SECOND, EventBudget, NO_LINK},
+    flow::FORWARD,
 };
 
 use crate::{
@@ -54,9 +55,23 @@ pub(crate) fn tell(skb: &SkBuff, packet: &FlowKey, reason: u32) {
     show(packet, reason, unsafe { (*skb.skb).ifindex });
 }
 
-/// Writes an event, unless there have been too many. A call of a process has the link 0.
+/// Counts a call of a process that was denied, and shows it. Where it calls from is not known before there is a
+/// packet. A function of its own in the kernel's eyes: many places call it, none in a hurry.
+#[inline(never)]
+pub(crate) fn denied(address: &Address, port: Port, protocol: u8, reason: u32) {
+    count(reason);
+    let source = if address.is_v4() {
+        Address::ANY_V4
+    } else {
+        Address::ANY_V6
+    };
+    let call = FlowKey::new(FORWARD, protocol, (source, Port::NONE), (*address, port));
+    show(&call, reason, NO_LINK);
+}
+
+/// Writes an event, unless there have been too many.
 #[inline(always)]
-pub(crate) fn show(packet: &FlowKey, reason: u32, link: u32) {
+fn show(packet: &FlowKey, reason: u32, link: u32) {
     let time = flow::now();
     if !may_write(time) {
         return count(Counter::EventsLost as u32);

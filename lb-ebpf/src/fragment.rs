@@ -24,6 +24,7 @@ use lb_common::{
 
 use crate::{
     config,
+    counter::count,
     family::Family,
     flow,
     maps::{ADDRESSES, FRAGMENTS, HELD_FRAGMENTS, SCRATCH},
@@ -96,10 +97,10 @@ pub(crate) fn first(packet: &Packet, fate: u8, address: &Address, masquerade: bo
 #[inline(always)]
 pub(crate) fn release<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     let Some(key) = F::parse(skb, network).map(|network| key(FORWARD, &network)) else {
-        return DROP;
+        return lost();
     };
     let Some(row) = FRAGMENTS.get_ptr_mut(&key) else {
-        return DROP;
+        return lost();
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it.
     let row = unsafe { &mut *row };
@@ -131,13 +132,15 @@ pub(crate) fn release<F: Family>(skb: &SkBuff, network: usize) -> i32 {
 /// of the one before.
 #[inline(always)]
 fn become_held(skb: &SkBuff, place: u32, key: &FragmentKey) -> Option<u32> {
-    let held = HELD_FRAGMENTS.get(place)?;
+    // SAFETY: as in `hold`, whose CPU may be another: it finds the place free or fills it anew.
+    let held = unsafe { &mut *HELD_FRAGMENTS.get_ptr_mut(place)? };
     let length = held.length;
     if !same(&held.key, key) || length == 0 || length > HELD_MAX as u32 {
         return None;
     }
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH);
-    let frame = held.frame.as_ptr().cast_mut().cast();
+    held.length = 0;
+    let frame = held.frame.as_mut_ptr().cast();
     // SAFETY: the context belongs to this run of the program, and no packet pointer is held; the frame is that
     // many readable bytes.
     let failed = unsafe {
@@ -156,10 +159,15 @@ pub(crate) fn to_backend<F: Family>(skb: &SkBuff, network: usize, fragment: &Net
     if let Some(verdict) = follow::<F>(skb, network, &key) {
         return verdict;
     }
-    hold(skb, &key);
+    let is_held = hold(skb, &key);
     // The first one may have come in the meantime, too early to see that this one is held. If it has seen it,
     // there are two of this fragment now, which harms nobody.
-    follow::<F>(skb, network, &key).unwrap_or(DROP)
+    match follow::<F>(skb, network, &key) {
+        Some(verdict) => verdict,
+        // It goes on when it is sent again.
+        None if is_held => DROP,
+        None => lost(),
+    }
 }
 
 /// A fragment behind the first, to a link.
@@ -202,24 +210,28 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, field: usize, old: &Addres
     PASS
 }
 
-/// Holds a fragment, or notes that it could not be.
+/// Holds a fragment, or notes that it could not be, where there is a row for that. Says whether it is held.
 #[inline(always)]
-fn hold(skb: &SkBuff, key: &FragmentKey) {
+fn hold(skb: &SkBuff, key: &FragmentKey) -> bool {
     let Some(row) = waiting(key) else {
-        return;
+        return false;
     };
     let length = skb.len();
     let Some(place) = place() else {
-        return;
+        return false;
     };
     let Some(held) = HELD_FRAGMENTS.get_ptr_mut(place) else {
-        return;
+        return false;
     };
     // SAFETY: this place is this CPU's, see `HELD_PER_CPU`; whoever reads it meanwhile finds another key.
     let held = unsafe { &mut *held };
     if length == 0 || length > HELD_MAX as u32 || row.count >= HELD_PER_DATAGRAM {
         row.fate = LOST;
-        return;
+        return false;
+    }
+    if held.length != 0 {
+        // What was held there waited in vain for its first fragment. Nothing else tells of its end.
+        count(Counter::DroppedFragment as u32);
     }
     held.length = 0;
     held.key = *key;
@@ -227,11 +239,12 @@ fn hold(skb: &SkBuff, key: &FragmentKey) {
     // SAFETY: the frame has room for that many bytes.
     if unsafe { bpf_skb_load_bytes(skb.skb.cast(), 0, held.frame.as_mut_ptr().cast(), length) } != 0 {
         row.fate = LOST;
-        return;
+        return false;
     }
     held.length = length;
     row.held = place + 1;
     row.count += 1;
+    true
 }
 
 /// The row of a datagram that waits for its first fragment.

@@ -26,6 +26,7 @@ use crate::{
     client::Client,
     config,
     counter::count,
+    event,
     family::Family,
     flow,
     maps::OPTED_OUT,
@@ -157,8 +158,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw:
         Err(flags) => return without_service(ctx, dialled, flags),
     };
     if service.flags & (RESTRICTED | NODE_IS_REFUSED) == RESTRICTED | NODE_IS_REFUSED {
-        count(Counter::DroppedSourceRange as u32);
-        return DENY;
+        return denied(dialled, Counter::DroppedSourceRange);
     }
     let now = flow::now();
     let client = if dialled.address.is_v4() {
@@ -171,7 +171,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw:
     for _ in 0..ATTEMPTS {
         let range = Client::NODE.range(&service);
         if range.count == 0 {
-            return refuse(range);
+            return refuse(dialled, range);
         }
         let Some(chosen) = service::choose(range, remembered, draw) else {
             // Changed since it was read.
@@ -187,7 +187,7 @@ fn translate<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call, draw:
         }
         return ALLOW;
     }
-    refuse(Client::NODE.range(&service))
+    refuse(dialled, Client::NODE.range(&service))
 }
 
 /// Whether the process that dials is in the cgroup of a pod whose sockets are left alone.
@@ -271,11 +271,8 @@ fn find(dialled: &Peer) -> Result<ServiceValue, u32> {
 #[inline(always)]
 fn without_service(ctx: &SockAddrContext, dialled: &Peer, flags: u32) -> i32 {
     match NoService::at(&dialled.address, flags) {
-        NoService::Refuse => refuse(Range::empty(Verdict::Reject)),
-        NoService::Drop => {
-            count(Counter::DroppedUnallocated as u32);
-            DENY
-        }
+        NoService::Refuse => refuse(dialled, Range::empty(Verdict::Reject)),
+        NoService::Drop => denied(dialled, Counter::DroppedUnallocated),
         NoService::Pass => {
             // It may be a backend that the socket reached by a service before.
             memory::forget_correspondent(ctx, dialled);
@@ -298,16 +295,20 @@ fn or_loopback(address: Address) -> Address {
 }
 
 #[inline(always)]
-fn refuse(range: Range) -> i32 {
+fn refuse(dialled: &Peer, range: Range) -> i32 {
     if range.count == 0 && range.verdict() == Verdict::Drop {
-        count(Counter::DroppedNoLocalEndpoint as u32);
-        return DENY;
+        return denied(dialled, Counter::DroppedNoLocalEndpoint);
     }
-    count(Counter::Rejected as u32);
     if config::has_set_retval() {
         // SAFETY: no pointer involved.
         unsafe { bpf_set_retval(-ECONNREFUSED) };
     }
+    denied(dialled, Counter::Rejected)
+}
+
+#[inline(always)]
+fn denied(dialled: &Peer, reason: Counter) -> i32 {
+    event::denied(&dialled.address, dialled.port, dialled.protocol, reason as u32);
     DENY
 }
 

@@ -7,12 +7,13 @@
 //! Tables    trait over the maps ── BpfTable (sys: bpf(2) batches) / maps in memory (tests)
 //!    │
 //! inspect   rows → text, for people
+//! events    what was dropped and refused, from the ring and the counters
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
 //! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
-//! lock      one agent at a time
+//! lock      one agent at a time, one monitor at a time
 //! ```
 
 use std::{
@@ -39,6 +40,7 @@ mod capabilities;
 mod chain;
 mod cleanup;
 mod clsact;
+mod events;
 mod hooks;
 mod host_sockets;
 mod inspect;
@@ -61,6 +63,7 @@ mod table;
 mod tests;
 
 pub use cleanup::cleanup;
+pub use events::{Events, counters};
 pub use inspect::{Shown, inspect};
 pub use link_hooks::LinkHooks;
 

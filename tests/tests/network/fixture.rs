@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::networking::v1 as networking;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_tests::agent::{Agent, Options};
 use lb_tests::client::{Client, Failure, Outcome, Protocol};
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::{self, Manifest, Service};
-use lb_tests::network::{Attachment, Network, Node, Pod};
+use lb_tests::network::{Attachment, Network, Node, Pod, plan};
 use lb_tests::patience::patient;
 use lb_tests::server::Server;
 use lb_tests::source::Source;
@@ -81,6 +83,21 @@ impl World {
     pub(crate) fn node1(&self) -> &Node {
         self.network.node1()
     }
+}
+
+/// The networks that cluster addresses come from.
+pub(crate) fn service_cidr() -> Manifest {
+    let object = networking::ServiceCIDR {
+        metadata: ObjectMeta {
+            name: Some("kubernetes".into()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(networking::ServiceCIDRSpec {
+            cidrs: Some(plan::SERVICE_CIDRS.map(|cidr| cidr.to_string()).into()),
+        }),
+        ..networking::ServiceCIDR::default()
+    };
+    Manifest::new(&object).unwrap()
 }
 
 /// Where a Service is dialled at its cluster addresses.

@@ -24,6 +24,7 @@ mod interrupt;
 mod limits;
 mod links;
 mod matrix;
+mod monitor;
 mod offload;
 mod old_kernels;
 mod other_proxy;

@@ -5,8 +5,6 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-use k8s_openapi::api::networking::v1 as networking;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_tests::client::{Failure, Outcome, Protocol};
 use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::{Manifest, Service};
@@ -14,26 +12,13 @@ use lb_tests::network::{Attachment, Node, Pod, plan};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, BRIEFLY, World, answerers, becomes, becomes_answered_by, cluster_ips, is_silence, names};
+use crate::fixture::{
+    BOTH, BRIEFLY, World, answerers, becomes, becomes_answered_by, cluster_ips, is_silence, names, service_cidr,
+};
 
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// The number of an address that no Service has.
 const UNALLOCATED: u8 = 99;
-
-/// The networks that cluster addresses come from.
-fn service_cidr() -> Manifest {
-    let object = networking::ServiceCIDR {
-        metadata: ObjectMeta {
-            name: Some("kubernetes".into()),
-            ..ObjectMeta::default()
-        },
-        spec: Some(networking::ServiceCIDRSpec {
-            cidrs: Some(plan::SERVICE_CIDRS.map(|cidr| cidr.to_string()).into()),
-        }),
-        ..networking::ServiceCIDR::default()
-    };
-    Manifest::new(&object).unwrap()
-}
 
 /// Has a node translate what is sent to port 80 of the Service, from links and from its own processes.
 fn translate(node: &Node, service: &Service, backend: &Pod) {

@@ -14,8 +14,8 @@ use aya::{
     programs::SchedClassifier,
 };
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, Port,
-    PrefixKey, Range, Scoped, ServiceKey, ServiceValue, Verdict,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, HeldFragment,
+    Port, PrefixKey, Range, Scoped, ServiceKey, ServiceValue, Verdict,
     address::NODE_PORTS,
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     config::UDP_TIMEOUT,
@@ -312,6 +312,12 @@ impl Datapath {
             events.push(unsafe { std::ptr::read_unaligned(item.as_ptr().cast()) });
         }
         events
+    }
+
+    /// How many fragments wait for the first of their datagram.
+    pub(crate) fn held(&mut self) -> usize {
+        let ring = self.array::<HeldFragment>(maps::HELD_FRAGMENTS);
+        ring.iter().filter(|held| held.as_ref().unwrap().length != 0).count()
     }
 
     pub(crate) fn counter(&mut self, counter: Counter) -> u64 {

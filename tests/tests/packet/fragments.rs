@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::{
     Counter,
     address::{CLUSTER_IP, EXTERNAL},
+    maps,
 };
 use lb_tests::packet::fragments;
 
@@ -231,4 +232,20 @@ fn a_whole_packet_with_a_fragment_header_is_translated_like_any_other() {
     out[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&(length - 8).to_be_bytes());
     out[ETHERNET + 6] = UDP;
     assert_eq!(crate::frame::read(&out).to(), backend(family, 1));
+}
+
+#[test]
+fn what_waits_in_vain_for_its_first_fragment_is_counted_when_its_place_is_taken() {
+    for family in Family::BOTH {
+        let mut datapath = with_service(family);
+        let sent = maps::HELD_FRAGMENTS_MAX + 100;
+        for identification in 0..sent {
+            let identification = u16::try_from(identification).unwrap();
+            let last = piece(Piece::Last, client(family), frontend(family), identification);
+            assert_eq!(datapath.run(Hook::PodIngress, &last).verdict, DROP);
+        }
+        let dropped = datapath.counter(Counter::DroppedFragment);
+        assert!(dropped >= 100, "{dropped}");
+        assert_eq!(dropped + datapath.held() as u64, u64::from(sent));
+    }
 }

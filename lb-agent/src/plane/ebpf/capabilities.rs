@@ -15,12 +15,19 @@ const SYS_ADMIN: u32 = 21;
 
 /// What programs for links and sockets, and the masquerade rules, need.
 const TO_SERVE: [Capability; 3] = [NET_ADMIN, PERFMON, BPF];
+/// What a look at pinned maps needs.
+const TO_READ: [Capability; 1] = [BPF];
 /// What the removal of filters and rules needs. Pins are files like others.
 const TO_CLEAN_UP: [Capability; 1] = [NET_ADMIN];
 
 /// Fails with the names of those that are missing to serve.
 pub(super) fn check_to_serve() -> anyhow::Result<()> {
     check("loading BPF programs", &TO_SERVE)
+}
+
+/// Fails with the names of those that are missing to read what is pinned.
+pub(super) fn check_to_read() -> anyhow::Result<()> {
+    check("reading BPF maps", &TO_READ)
 }
 
 /// Fails with the names of those that are missing to clean up.

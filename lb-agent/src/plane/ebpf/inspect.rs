@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
 use ipnet::IpNet;
 use lb_common::{
     BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
@@ -23,8 +22,7 @@ use lb_common::{
 };
 
 use super::{
-    object,
-    pins::Pins,
+    object, pins,
     prefix::network,
     table::{self, Tables},
 };
@@ -60,22 +58,7 @@ impl fmt::Display for Shown {
 /// # Errors
 /// No agent with this layout of the maps has filled any there, or they cannot be read.
 pub fn inspect(bpffs: &Path) -> anyhow::Result<Vec<Shown>> {
-    let pins = Pins::new(bpffs)?;
-    let folder = pins.maps();
-    if !folder
-        .try_exists()
-        .with_context(|| format!("cannot look into {}", pins.root().display()))?
-    {
-        let others = pins.other_layouts()?;
-        if others.is_empty() {
-            bail!("no agent has filled maps here: there is no {}", folder.display());
-        }
-        bail!(
-            "there is no {}: the maps here are those of another version of the agent ({})",
-            folder.display(),
-            others.join(", ")
-        );
-    }
+    let folder = pins::maps_to_read(bpffs)?;
     let tables = object::tables(&folder)?;
     let mut shown = read(&tables)?;
     for _ in 1..ATTEMPTS {

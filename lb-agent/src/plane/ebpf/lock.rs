@@ -1,6 +1,6 @@
-//! One agent, or one cleanup, at a time: a lock on the folder of our pins.
+//! One agent, or one cleanup, at a time, and one monitor: locks on folders of our pins.
 //!
-//! The folder and not a file under `/run`, since what must not be shared is what is pinned there:
+//! A folder and not a file under `/run`, since what must not be shared is what is pinned there:
 //! two containers see one bpffs and have a `/run` each.
 
 use std::{
@@ -12,15 +12,24 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
+/// What there can be one of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Holder {
+    /// Who changes what is pinned: an agent or a cleanup.
+    Agent,
+    /// Who reads the ring of events, which has the position of one reader.
+    Monitor,
+}
+
 /// The lock. Ends with the value, and with the process however that ends.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _folder: File,
+    folder: File,
 }
 
 impl Lock {
     /// Takes it, or fails if somebody has it. `None` if there is no such folder, or no more.
-    pub(super) fn take(folder: &Path) -> anyhow::Result<Option<Self>> {
+    pub(super) fn take(folder: &Path, holder: Holder) -> anyhow::Result<Option<Self>> {
         let what = || format!("cannot lock {}", folder.display());
         let file = match File::open(folder) {
             Ok(file) => file,
@@ -29,16 +38,28 @@ impl Lock {
         };
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!(
-                "an lb-agent is running on this node, it holds {}: stop it first",
-                folder.display()
-            ),
+            Err(TryLockError::WouldBlock) => match holder {
+                Holder::Agent => bail!(
+                    "an lb-agent is running on this node, it holds {}: stop it first",
+                    folder.display()
+                ),
+                Holder::Monitor => bail!(
+                    "another `lb-agent monitor` reads the events, it holds {}, and each event is told once: \
+                     stop it first",
+                    folder.display()
+                ),
+            },
             Err(TryLockError::Error(error)) => return Err(error).with_context(what),
         }
         // A cleanup may have removed it between the two calls. The next one to make the folder would
         // have another lock.
-        let is_removed = file.metadata().with_context(what)?.nlink() == 0;
-        Ok((!is_removed).then_some(Self { _folder: file }))
+        let lock = Self { folder: file };
+        Ok((!lock.is_removed().with_context(what)?).then_some(lock))
+    }
+
+    /// Whether the folder has been removed since, by a cleanup or by an agent that made a new one.
+    pub(super) fn is_removed(&self) -> io::Result<bool> {
+        Ok(self.folder.metadata()?.nlink() == 0)
     }
 }
 
@@ -49,11 +70,25 @@ mod tests {
     #[test]
     fn one_has_it_until_it_lets_go() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = Lock::take(folder.path()).unwrap().unwrap();
-        let error = Lock::take(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("is running") && error.contains("stop it"), "{error}");
-        drop(lock);
-        assert!(Lock::take(folder.path()).unwrap().is_some());
-        assert!(Lock::take(&folder.path().join("absent")).unwrap().is_none());
+        for (holder, said) in [
+            (Holder::Agent, "is running"),
+            (Holder::Monitor, "another `lb-agent monitor`"),
+        ] {
+            let lock = Lock::take(folder.path(), holder).unwrap().unwrap();
+            let error = Lock::take(folder.path(), holder).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains("stop it"), "{error}");
+            drop(lock);
+            assert!(Lock::take(folder.path(), holder).unwrap().is_some());
+            assert!(Lock::take(&folder.path().join("absent"), holder).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn it_is_seen_that_the_folder_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::take(folder.path(), Holder::Monitor).unwrap().unwrap();
+        assert!(!lock.is_removed().unwrap());
+        folder.close().unwrap();
+        assert!(lock.is_removed().unwrap());
     }
 }

@@ -11,7 +11,8 @@ use lb_common::maps::LAYOUT_VERSION;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::{
-    lock::Lock,
+    capabilities,
+    lock::{Holder, Lock},
     sys::{self, Direction},
 };
 
@@ -80,7 +81,7 @@ impl Pins {
     pub(super) fn lock(&self) -> anyhow::Result<Lock> {
         loop {
             create(&self.root)?;
-            if let Some(lock) = Lock::take(&self.root)? {
+            if let Some(lock) = Lock::take(&self.root, Holder::Agent)? {
                 return Ok(lock);
             }
         }
@@ -161,6 +162,31 @@ impl Pins {
         versions.retain(|version| *version != self.version);
         Ok(versions)
     }
+}
+
+/// The maps that hold a complete state, for who only reads them.
+///
+/// # Errors
+/// No agent with this layout of the maps has filled any under `bpffs`, or this process may not read them.
+pub(super) fn maps_to_read(bpffs: &Path) -> anyhow::Result<PathBuf> {
+    capabilities::check_to_read()?;
+    let pins = Pins::new(bpffs)?;
+    let folder = pins.maps();
+    if folder
+        .try_exists()
+        .with_context(|| format!("cannot look into {}", pins.root.display()))?
+    {
+        return Ok(folder);
+    }
+    let others = pins.other_layouts()?;
+    if others.is_empty() {
+        bail!("no agent has filled maps here: there is no {}", folder.display());
+    }
+    bail!(
+        "there is no {}: the maps here are those of another version of the agent ({})",
+        folder.display(),
+        others.join(", ")
+    );
 }
 
 /// Makes a folder and those above it, for root only.
