@@ -201,8 +201,9 @@ fn verify(ip: &NetHeaders, transport: Option<&TransportHeader>, payload: &[u8]) 
         }
         _ => return Ok(()),
     };
+    // Ones' complement has two zeros, and to who adds up a packet they are one. Kernels send either.
     ensure!(
-        found == computed,
+        found == computed || found == 0xffff && computed == 0,
         "the {} checksum is {found:#06x}, not {computed:#06x}",
         protocol(transport)
     );
@@ -326,6 +327,21 @@ mod tests {
                 let right = Packet::parse(&broken).unwrap().unwrap().verify();
                 assert!(right.is_err(), "byte {at}");
             }
+        }
+    }
+
+    #[test]
+    fn a_tcp_checksum_may_be_either_zero_where_it_comes_to_none() {
+        let (from, to) = ("10.0.0.1:1000".parse().unwrap(), "10.0.0.2:80".parse().unwrap());
+        let with = |payload: [u8; 2]| tcp(MACS, from, to, |tcp| tcp.ack = true, &payload).unwrap();
+        let checksum = |frame: &[u8]| Packet::parse(frame).unwrap().unwrap().tcp().unwrap().checksum;
+        let mut frame = with(checksum(&with([0, 0])).to_be_bytes());
+        assert_eq!(checksum(&frame), 0);
+        let at = frame.len() - 2 - 4;
+        for (zero, right) in [([0, 0], true), ([0xff, 0xff], true), ([0xff, 0xfe], false)] {
+            frame[at..at + 2].copy_from_slice(&zero);
+            let verified = Packet::parse(&frame).unwrap().unwrap().verify();
+            assert_eq!(verified.is_ok(), right, "{zero:?}: {verified:?}");
         }
     }
 
