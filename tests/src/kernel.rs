@@ -22,19 +22,22 @@ pub enum Feature {
     Tcx,
     /// The number of a network namespace, for user space.
     NetnsCookie,
+    /// Memory of maps that is counted against a control group, not against what a process may lock.
+    MapMemory,
     /// What a system call that a socket program refuses fails with.
     SetRetval,
 }
 
 impl Feature {
     /// All, newest last.
-    pub const ALL: [Self; 3] = [Self::NetnsCookie, Self::SetRetval, Self::Tcx];
+    pub const ALL: [Self; 4] = [Self::MapMemory, Self::NetnsCookie, Self::SetRetval, Self::Tcx];
 
     /// What it is called, and the first kernel that has it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "TCX (6.6)",
+            Self::MapMemory => "memory of maps counted by control group (5.11)",
             Self::NetnsCookie => "SO_NETNS_COOKIE (5.14)",
             Self::SetRetval => "bpf_set_retval (5.18)",
         }
@@ -48,6 +51,9 @@ impl Feature {
             Self::NetnsCookie => {
                 "cannot tell this network namespace from others (kernel 5.14 can); `--socket-lb off` goes without"
             }
+            Self::MapMemory => {
+                "cannot lift the limit of locked memory, which this kernel (before 5.11) counts maps against: it takes CAP_SYS_RESOURCE, or a RLIMIT_MEMLOCK that is unlimited"
+            }
             Self::SetRetval => {
                 "this kernel has no bpf_set_retval (before 5.18): processes of the host are refused with EPERM"
             }
@@ -59,6 +65,11 @@ impl Feature {
         match self {
             Self::Tcx => has_tcx(),
             Self::NetnsCookie => has_netns_cookie(),
+            // That helper came with it.
+            Self::MapMemory => {
+                is_helper_supported(ProgramType::SchedClassifier, bpf_func_id::BPF_FUNC_ktime_get_coarse_ns)
+                    .context("asking for a helper")
+            }
             Self::SetRetval => is_helper_supported(ProgramType::CgroupSockAddr, bpf_func_id::BPF_FUNC_set_retval)
                 .context("asking for a helper"),
         }

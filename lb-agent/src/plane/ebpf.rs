@@ -24,8 +24,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use aya::{
+    programs::ProgramType,
+    sys::{BpfHelper, is_helper_supported},
+};
 use lb_common::{config, maps};
-use tracing::debug;
 
 use crate::{
     desired::{Change, State},
@@ -199,7 +202,7 @@ impl EbpfPlane {
     /// is its side on the links.
     pub fn start(options: EbpfOptions) -> anyhow::Result<(Self, LinkHooks)> {
         capabilities::check_to_serve()?;
-        lift_memory_limit();
+        lift_memory_limit()?;
         let pins = Pins::new(&options.bpffs)?;
         let netns_cookie = match &options.cgroup {
             Some(cgroup) => {
@@ -366,14 +369,22 @@ fn netns_cookie() -> anyhow::Result<u64> {
 }
 
 /// Kernels before 5.11 count maps against the memory that a process may lock.
-fn lift_memory_limit() {
+fn lift_memory_limit() -> anyhow::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: `limit` lives across the call.
-    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } != 0 {
-        let error = std::io::Error::last_os_error();
-        debug!(%error, "cannot lift the limit of locked memory: a kernel before 5.11 may refuse the maps");
+    if unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) } == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    // It came with the kernel that counts them against a control group.
+    match is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_ktime_get_coarse_ns) {
+        Ok(false) => Err(anyhow::Error::new(error).context(
+            "cannot lift the limit of locked memory, which this kernel (before 5.11) counts maps against: \
+             it takes CAP_SYS_RESOURCE, or a RLIMIT_MEMLOCK that is unlimited",
+        )),
+        _ => Ok(()),
     }
 }

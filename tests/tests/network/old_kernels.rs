@@ -60,3 +60,20 @@ fn without_set_retval_the_agent_says_how_processes_of_the_host_are_refused() {
         assert_eq!(host.ask(Protocol::Tcp, to), Err(Failure::Denied), "{to}");
     }
 }
+
+#[test]
+fn where_maps_are_locked_memory_the_agent_needs_one_more_capability_and_names_it() {
+    if has(Feature::MapMemory) {
+        return;
+    }
+    let world = World::new();
+    // The one with ptrace is for the bpffs of the test, which is reached through this process.
+    let launcher = "setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_ptrace";
+    let options = Options {
+        launcher: launcher.split(' ').map(Into::into).collect(),
+        ..Options::default()
+    };
+    let error = Agent::start(world.node1(), &world.source, &options).unwrap_err();
+    let said = format!("{error:#}");
+    assert!(said.contains(Feature::MapMemory.without()), "{said}");
+}
