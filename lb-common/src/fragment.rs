@@ -63,8 +63,8 @@ pub const LOST: u8 = 4;
 /// sender comes back to the same identification of IPv4 within seconds.
 pub const FRAGMENT_TIMEOUT: u64 = 2_000_000_000;
 
-/// Bytes of the longest frame that is held: a link whose MTU is 1,500 has none that is longer.
-pub const HELD_MAX: usize = 2_000;
+/// Bytes of the longest frame that is held, a power of two: a link whose MTU is 1,500 has none that is longer.
+pub const HELD_MAX: usize = 2_048;
 /// How many fragments of one datagram are held: 65,535 bytes in pieces of 1,480.
 pub const HELD_PER_DATAGRAM: u16 = 45;
 /// How many places of the ring a CPU takes in turn, a power of two. Each has its own as long as there are
@@ -85,7 +85,7 @@ pub struct HeldFragment {
     pub frame: [u8; HELD_MAX],
 }
 
-map_type!(HeldFragment: 2048 { key @ 0, before @ 40, length @ 44, frame @ 48 });
+map_type!(HeldFragment: 2096 { key @ 0, before @ 40, length @ 44, frame @ 48 });
 
 /// What a CPU needs while it writes a row: the stack of a program has no room for it.
 #[repr(C)]
@@ -97,8 +97,8 @@ pub struct Scratch {
     pub value: FragmentValue,
     /// How many fragments this CPU has held so far.
     pub held: u32,
-    /// Zero.
-    pub pad: u32,
+    /// What was decided of the first fragment, by the program's own numbers.
+    pub decision: i32,
 }
 
-map_type!(Scratch: 80 { key @ 0, value @ 40, held @ 72, pad @ 76 });
+map_type!(Scratch: 80 { key @ 0, value @ 40, held @ 72, decision @ 76 });

@@ -15,6 +15,7 @@ use crate::{
     maps::{EVENT_BUDGET, EVENTS},
     packet::Packet,
     verdict::{DROP, step},
+    vlan,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -22,8 +23,9 @@ const SECOND: u64 = 1_000_000_000;
 /// A packet is dropped; `because` has the reason as [`because`](crate::verdict::because) gave it. Reads the packet once
 /// more: that is cheaper than to carry it here past all that are not dropped.
 #[inline(never)]
-pub(crate) fn dropped(skb: *mut __sk_buff, network: usize, protocol: u32, direction: u8, because: i32) -> i32 {
+pub(crate) fn dropped<const LINK_HEADER: usize>(skb: *mut __sk_buff, direction: u8, because: i32) -> i32 {
     let skb = &SkBuff { skb };
+    let (network, protocol) = vlan::network::<LINK_HEADER>(skb).unwrap_or_default();
     let reason = (because - step::DROPPED) as u32;
     let mut packet = Packet::new(network, direction);
     match protocol {

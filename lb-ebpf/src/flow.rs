@@ -56,7 +56,7 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if packet.continues() {
         return true;
     }
-    if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != Some(SERVING) {
+    if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != SERVING {
         return false;
     }
     let Some(reverse) = FLOWS.get_ptr_mut(&answers(packet, row)) else {
@@ -266,7 +266,7 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let same_frontend =
         held.address == reverse.address && held.port == reverse.port && held.client_port == reverse.client_port;
     let silent = expired(held, row.last_seen);
-    let gone = service::backend_state(held.backend, held.generation).unwrap_or(FREE) == FREE;
+    let gone = service::backend_state(held.backend, held.generation) == FREE;
     let closing = held.flags & CLOSING != 0;
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.

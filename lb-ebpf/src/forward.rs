@@ -5,7 +5,6 @@ use lb_common::{
     Counter, FlowValue, Verdict,
     address::NODE_PORTS,
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE},
-    fragment as fate,
     net::SCTP,
 };
 
@@ -16,8 +15,7 @@ use crate::{
     event,
     family::{Family, V4, V6},
     flow::{self, Failure},
-    fragment::{self, First},
-    icmp,
+    fragment, icmp,
     maps::FLOWS,
     opaque::opaque,
     packet::Packet,
@@ -37,33 +35,36 @@ pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 /// A packet from a link.
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
-    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
-        return PASS;
-    };
+    let skb = skb.skb;
     let verdict = match link {
-        Link::Pod => translate::<true>(skb.skb, network, protocol),
-        Link::Outside => translate::<false>(skb.skb, network, protocol),
+        Link::Pod => translate::<LINK_HEADER, true>(skb),
+        Link::Outside => translate::<LINK_HEADER, false>(skb),
+    };
+    let verdict = if verdict == step::FIRST {
+        first_fragment()
+    } else {
+        verdict
     };
     let verdict = match verdict {
-        step::OTHER => other(skb.skb, network, protocol),
-        step::RELEASE => release(skb.skb, network, protocol),
-        step::SEND_SCTP => send_sctp(skb.skb, network, protocol),
-        step::REFUSE => refuse::<LINK_HEADER>(skb.skb, network, protocol),
+        step::OTHER => other::<LINK_HEADER>(skb),
+        step::RELEASE => release::<LINK_HEADER>(skb),
+        step::SEND => send_again::<LINK_HEADER>(skb),
+        step::REFUSE => refuse::<LINK_HEADER>(skb),
         verdict => verdict,
     };
     if verdict < step::DROPPED + Counter::COUNT as i32 {
-        event::dropped(skb.skb, network, protocol, FORWARD, verdict)
+        event::dropped::<LINK_HEADER>(skb, FORWARD, verdict)
     } else {
         verdict
     }
 }
 
 #[inline(never)]
-fn other(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn other<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
-    match protocol {
-        IPV4 => without_ports::<V4>(skb, network),
-        IPV6 => without_ports::<V6>(skb, network),
+    match vlan::network::<LINK_HEADER>(skb) {
+        Some((network, IPV4)) => without_ports::<V4>(skb, network),
+        Some((network, IPV6)) => without_ports::<V6>(skb, network),
         _ => PASS,
     }
 }
@@ -78,26 +79,33 @@ fn without_ports<F: Family>(skb: &SkBuff, network: usize) -> i32 {
 }
 
 #[inline(never)]
-fn release(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn release<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
-    match protocol {
-        IPV4 => fragment::release::<V4>(skb, network),
-        _ => fragment::release::<V6>(skb, network),
+    match vlan::network::<LINK_HEADER>(skb) {
+        Some((network, IPV4)) => fragment::release::<V4>(skb, network),
+        Some((network, _)) => fragment::release::<V6>(skb, network),
+        None => PASS,
     }
 }
 
 #[inline(never)]
-fn send_sctp(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn first_fragment() -> i32 {
+    fragment::first()
+}
+
+/// What [`translate`] does at once with most packets, with what it has just read and found.
+#[inline(never)]
+fn send_again<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
-    match protocol {
-        IPV4 => send_again::<V4>(skb, network),
-        _ => send_again::<V6>(skb, network),
+    match vlan::network::<LINK_HEADER>(skb) {
+        Some((network, IPV4)) => send_known::<V4>(skb, network),
+        Some((network, _)) => send_known::<V6>(skb, network),
+        None => PASS,
     }
 }
 
-/// What [`send`] does for the others, with what [`translate`] has just read and found.
 #[inline(always)]
-fn send_again<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+fn send_known<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     let mut packet = Packet::new(network, FORWARD);
     let row = match packet.read::<F>(skb) {
         // SAFETY: the row is read field by field; whatever becomes of it, it stays readable meanwhile.
@@ -107,14 +115,21 @@ fn send_again<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     let Some(row) = row else {
         return because(Counter::DroppedFlowTable);
     };
-    let rewritten = sctp::destination::<F>(skb, &packet, &backend(row), row.client_port);
-    sent(skb, rewritten, row)
+    if packet.key.protocol == SCTP {
+        let rewritten = sctp::destination::<F>(skb, &packet, &backend(row), row.client_port);
+        sent(skb, rewritten, row)
+    } else {
+        send::<F>(skb, &packet, row)
+    }
 }
 
 /// A client that is to be told that nobody is there.
 #[inline(never)]
-fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
+    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
+        return PASS;
+    };
     let mut packet = Packet::new(network, FORWARD);
     match protocol {
         IPV4 => reject::answer::<V4, LINK_HEADER>(skb, &mut packet),
@@ -123,8 +138,11 @@ fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff, network: usize, protoco
 }
 
 #[inline(never)]
-fn translate<const IS_POD: bool>(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
+    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
+        return PASS;
+    };
     let link = if IS_POD { Link::Pod } else { Link::Outside };
     let family = opaque(skb, protocol as usize) as u32;
     let mut packet = Packet::new(network, FORWARD);
@@ -141,33 +159,23 @@ fn translate<const IS_POD: bool>(skb: *mut __sk_buff, network: usize, protocol: 
     let mut row = FlowValue::EMPTY;
     let decision = decide(skb, &packet, link, &mut row);
     if packet.is_first_fragment() {
-        let becomes = match decision {
-            SEND => fate::SEND,
-            PASS => fate::PASS,
-            _ => fate::DROP,
-        };
-        match fragment::first(&packet, becomes, &row.address, row.flags & MASQUERADE != 0) {
-            First::GoesOn => (),
-            First::Releases => return step::RELEASE,
-            First::IsLost => return because(Counter::DroppedFragment),
-        }
+        fragment::note(&packet, decision, &row.address, row.flags & MASQUERADE != 0);
+        return step::FIRST;
     }
     match (decision, family) {
-        (SEND, _) if packet.key.protocol == SCTP => step::SEND_SCTP,
-        (SEND, IPV4) => send::<V4>(skb, &packet, &row),
-        (SEND, _) => send::<V6>(skb, &packet, &row),
+        // Sums of its own, and no need to be quick.
+        (step::SEND, _) if packet.key.protocol == SCTP => step::SEND,
+        (step::SEND, IPV4) => send::<V4>(skb, &packet, &row),
+        (step::SEND, _) => send::<V6>(skb, &packet, &row),
         (other, _) => other,
     }
 }
-
-/// What [`decide`] says of a packet that goes where its row says; any other decision is a verdict or a step.
-const SEND: i32 = 0;
 
 #[inline(always)]
 fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> i32 {
     let now = flow::now();
     match known(packet, now, row) {
-        Known::Goes => SEND,
+        Known::Goes => step::SEND,
         Known::IsAnswer => PASS,
         Known::Not => begin(skb, packet, link, now, row),
     }
@@ -243,7 +251,7 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValu
         Ok(()) => {
             count(Counter::FlowNew as u32);
             trace::flow_began(skb, packet, row);
-            SEND
+            step::SEND
         }
         Err(failure) => because(match failure {
             Failure::NoBackend => Counter::DroppedNoBackend,

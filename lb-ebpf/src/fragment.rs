@@ -1,6 +1,6 @@
 //! Fragments: all of a datagram go the way of the first one, which has the ports.
 //!
-//! What becomes of the first is written down in `FRAGMENTS` ([`first`]), and the others follow that
+//! What becomes of the first is written down in `FRAGMENTS` ([`note`], [`first`]), and the others follow that
 //! ([`follow`]). One that comes before it, since the network changed the order, is held in
 //! `HELD_FRAGMENTS`; the first one sends those back to the link that it came from, behind itself
 //! ([`release`]). Half a datagram is never translated.
@@ -28,28 +28,17 @@ use crate::{
     family::Family,
     flow,
     maps::{ADDRESSES, FRAGMENTS, HELD_FRAGMENTS, SCRATCH},
+    opaque::opaque,
     packet::{Network, Packet},
-    verdict::{DROP, PASS, because},
+    verdict::{DROP, PASS, because, step},
 };
 
-/// What becomes of a first fragment now that the others have been thought of.
-#[repr(u32)]
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum First {
-    /// What was decided.
-    GoesOn,
-    /// Others were there before it: [`release`] them all.
-    Releases,
-    /// One of the others could not be held, so this one must not be translated.
-    IsLost,
-}
-
-/// Writes down what becomes of a datagram whose first fragment this is: its `fate`, and for [`SEND`] the new
-/// address.
+/// A first fragment, of which this was decided: takes down what [`first`] needs to know. For [`SEND`] that is the
+/// new address too.
 #[inline(always)]
-pub(crate) fn first(packet: &Packet, fate: u8, address: &Address, masquerade: bool) -> First {
+pub(crate) fn note(packet: &Packet, decision: i32, address: &Address, masquerade: bool) {
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
-        return First::GoesOn;
+        return;
     };
     // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
     let scratch = unsafe { &mut *scratch };
@@ -62,34 +51,48 @@ pub(crate) fn first(packet: &Packet, fate: u8, address: &Address, masquerade: bo
         direction: key.direction,
         pad: 0,
     };
-    scratch.value = FragmentValue {
-        since: flow::now(),
-        address: *address,
-        held: 0,
-        count: 0,
-        fate,
-        masquerade: masquerade.into(),
+    scratch.value.address = *address;
+    scratch.value.masquerade = masquerade.into();
+    scratch.decision = decision;
+}
+
+/// Writes down what becomes of the datagram whose first fragment was [noted](note), and says what becomes of that:
+/// what was decided, unless others were there before it.
+#[inline(always)]
+pub(crate) fn first() -> i32 {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return because(Counter::DroppedFragment);
     };
-    let mut first = First::GoesOn;
+    // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
+    let scratch = unsafe { &mut *scratch };
+    let value = &mut scratch.value;
+    value.since = flow::now();
+    (value.held, value.count) = (0, 0);
+    value.fate = match scratch.decision {
+        step::SEND => SEND,
+        PASS => fragment::PASS,
+        _ => fragment::DROP,
+    };
+    let mut decision = scratch.decision;
     // SAFETY: the row is copied field by field right here.
     if let Some(row) = unsafe { FRAGMENTS.get(&scratch.key) }
-        && is_fresh(row, scratch.value.since)
+        && is_fresh(row, value.since)
     {
-        if row.fate == LOST && fate != fragment::PASS {
-            scratch.value.fate = fragment::DROP;
-            first = First::IsLost;
+        if row.fate == LOST && value.fate != fragment::PASS {
+            value.fate = fragment::DROP;
+            decision = because(Counter::DroppedFragment);
         }
         if row.held != 0 {
-            (scratch.value.held, scratch.value.count) = (row.held, row.count);
-            first = First::Releases;
+            (value.held, value.count) = (row.held, row.count);
+            decision = step::RELEASE;
         }
-    } else if fate == fragment::PASS && !may_be_ours(&scratch.key.destination) {
+    } else if value.fate == fragment::PASS && !may_be_ours(&scratch.key.destination) {
         // Nobody will ask.
-        return First::GoesOn;
+        return decision;
     }
     // Without the row the others are held, and forgotten: the datagram is lost as a whole.
     let _ = FRAGMENTS.insert(&scratch.key, &scratch.value, BPF_ANY.into());
-    first
+    decision
 }
 
 /// The first fragment, as it came, and all that were held for it are sent back to the link, the first in
@@ -138,6 +141,7 @@ fn become_held(skb: &SkBuff, place: u32, key: &FragmentKey) -> Option<u32> {
     if !same(&held.key, key) || length == 0 || length > HELD_MAX as u32 {
         return None;
     }
+    let length = in_bounds(skb, length);
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH);
     held.length = 0;
     let frame = held.frame.as_mut_ptr().cast();
@@ -237,6 +241,7 @@ fn hold(skb: &SkBuff, key: &FragmentKey) -> bool {
     held.key = *key;
     held.before = row.held;
     // SAFETY: the frame has room for that many bytes.
+    let length = in_bounds(skb, length);
     if unsafe { bpf_skb_load_bytes(skb.skb.cast(), 0, held.frame.as_mut_ptr().cast(), length) } != 0 {
         row.fate = LOST;
         return false;
@@ -245,6 +250,13 @@ fn hold(skb: &SkBuff, key: &FragmentKey) -> bool {
     row.held = place + 1;
     row.count += 1;
     true
+}
+
+/// The same length, which is of 1 to `HELD_MAX` bytes, in a form that shows it to the verifiers of old kernels: they
+/// learn nothing from a comparison with zero.
+#[inline(always)]
+fn in_bounds(skb: &SkBuff, length: u32) -> u32 {
+    (opaque(skb, length as usize - 1) & (HELD_MAX - 1)) as u32 + 1
 }
 
 /// The row of a datagram that waits for its first fragment.

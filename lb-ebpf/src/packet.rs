@@ -60,69 +60,72 @@ pub(crate) struct Network {
     pub(crate) offset: u16,
 }
 
-/// Where the bytes stand in a transport header that say what a connection does.
-///
-/// Tables and not branches: with a branch a protocol, and one a chunk of SCTP, the verifier would follow each
-/// through all that comes after. So it sees numbers that it knows nothing of.
+/// What a packet is to its connection; 0: the protocol knows none.
+const OPENS: u64 = 1 << 0;
+const CONTINUES: u64 = 1 << 1;
+const CLOSES: u64 = 1 << 2;
+
+/// What is known of a transport protocol: numbers in place of truth values, and arithmetic in place of branches.
+/// With a branch a protocol, and one a chunk of SCTP, the verifier would follow each through all that comes after;
+/// and with a table, those before 6.4 would give up on telling what matters.
 #[derive(Clone, Copy)]
-#[repr(C)]
 struct Transport {
-    /// 0: the protocol has no ports.
-    has_ports: u8,
-    /// Offset of eight bytes of which the fourth says it. With the eight a header has its checksum too: without,
-    /// it is cut short.
-    at: u8,
-    /// Index in `STEPS`.
-    steps: u8,
+    is_tcp: u64,
+    is_udp: u64,
+    is_sctp: u64,
 }
 
-/// By IANA protocol number.
-static TRANSPORTS: [Transport; 256] = {
-    let none = Transport {
-        has_ports: 0,
-        at: 0,
-        steps: 0,
-    };
-    let mut transports = [none; 256];
-    transports[UDP as usize] = Transport { has_ports: 1, ..none };
-    transports[TCP as usize] = Transport {
-        has_ports: 1,
-        at: 10,
-        steps: 1,
-    };
-    transports[SCTP as usize] = Transport {
-        has_ports: 1,
-        at: 9,
-        steps: 2,
-    };
-    transports
-};
-
-/// What a packet is to its connection; 0: the protocol knows none.
-const OPENS: u8 = 1 << 0;
-const CONTINUES: u8 = 1 << 1;
-const CLOSES: u8 = 1 << 2;
-
-/// That byte, read: of UDP nothing, of TCP its flags, of SCTP the type of the first chunk (RFC 9260 3.2), where INIT
-/// opens, ABORT and SHUTDOWN COMPLETE close. The fourth row is nobody's: two bits of an index are what the
-/// verifier can be shown.
-static STEPS: [[u8; 256]; 4] = {
-    let mut steps = [[0; 256]; 4];
-    let mut byte = 0;
-    while byte < 256 {
-        let flags = byte as u8;
-        let opens = flags & (SYN | ACK | RST | FIN) == SYN;
-        let closes = if flags & (RST | FIN) != 0 { CLOSES } else { 0 };
-        steps[1][byte] = if opens { OPENS } else { CONTINUES | closes };
-        steps[2][byte] = match byte {
-            1 => OPENS,
-            6 | 14 => CONTINUES | CLOSES,
-            _ => CONTINUES,
-        };
-        byte += 1;
+impl Transport {
+    #[inline(always)]
+    fn of(protocol: u8) -> Self {
+        Self {
+            is_tcp: equal(protocol, TCP),
+            is_udp: equal(protocol, UDP),
+            is_sctp: equal(protocol, SCTP),
+        }
     }
-    steps
-};
+
+    #[inline(always)]
+    fn has_ports(self) -> bool {
+        self.is_tcp | self.is_udp | self.is_sctp != 0
+    }
+
+    /// Offset of eight bytes in the header of which the fourth says what the packet is to its connection. With the
+    /// eight a header has its checksum too: without, it is cut short.
+    #[inline(always)]
+    fn at(self) -> usize {
+        (self.is_tcp * 10 + self.is_sctp * 9) as usize
+    }
+
+    /// What a packet with that byte is to its connection: of TCP it is the flags, of SCTP the type of the first chunk
+    /// (RFC 9260 3.2), where INIT opens, ABORT and SHUTDOWN COMPLETE close.
+    #[inline(always)]
+    fn step(self, byte: u8) -> u8 {
+        let flag = |bit: u8| u64::from(byte >> bit.trailing_zeros()) & 1;
+        let ends = flag(RST) | flag(FIN);
+        let tcp = step(flag(SYN) & !(ends | flag(ACK)), ends);
+        let sctp = step(equal(byte, INIT), equal(byte, ABORT) | equal(byte, SHUTDOWN_COMPLETE));
+        (self.is_tcp * tcp | self.is_sctp * sctp) as u8
+    }
+}
+
+const INIT: u8 = 1;
+const ABORT: u8 = 6;
+const SHUTDOWN_COMPLETE: u8 = 14;
+
+#[inline(always)]
+fn step(opens: u64, closes: u64) -> u64 {
+    OPENS * opens | CONTINUES * (1 - opens) | CLOSES * closes
+}
+
+/// 1 where both are the same, else 0.
+#[inline(always)]
+fn equal(a: u8, b: u8) -> u64 {
+    let difference = u64::from(a ^ b);
+    // SAFETY: reads a variable. Volatile, so that the compiler makes no branch of what follows.
+    let difference = unsafe { core::ptr::read_volatile(&raw const difference) };
+    difference.wrapping_sub(1) >> 63
+}
 
 impl Packet {
     /// A packet that goes in `direction`, to be [read](Self::read).
@@ -147,13 +150,13 @@ impl Packet {
         if network.offset != 0 {
             return None;
         }
-        let transport = TRANSPORTS[usize::from(network.protocol)];
-        if transport.has_ports == 0 {
+        let transport = Transport::of(network.protocol);
+        if !transport.has_ports() {
             return None;
         }
         let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
-        let [_, _, _, byte, ..]: [u8; 8] = skb.load(network.transport + usize::from(transport.at)).ok()?;
-        self.step = STEPS[usize::from(transport.steps & 3)][usize::from(byte)];
+        let [_, _, _, byte, ..]: [u8; 8] = skb.load(network.transport + transport.at()).ok()?;
+        self.step = transport.step(byte);
         self.key.source_port = source;
         self.key.destination_port = destination;
         self.fragment = opaque(skb, network.fragment.into()) as u16;
@@ -174,19 +177,19 @@ impl Packet {
     /// The first packet of a connection.
     #[inline(always)]
     pub(crate) fn opens(&self) -> bool {
-        self.step & OPENS != 0
+        self.step & OPENS as u8 != 0
     }
 
     /// Any other packet of a connection.
     #[inline(always)]
     pub(crate) fn continues(&self) -> bool {
-        self.step & CONTINUES != 0
+        self.step & CONTINUES as u8 != 0
     }
 
     /// The connection is coming to its end.
     #[inline(always)]
     pub(crate) fn closes(&self) -> bool {
-        self.step & CLOSES != 0
+        self.step & CLOSES as u8 != 0
     }
 
     /// The first of several fragments.

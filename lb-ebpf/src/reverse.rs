@@ -4,7 +4,6 @@ use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
     Counter,
     flow::{CLOSING, REVERSE},
-    fragment::SEND,
     net::SCTP,
 };
 
@@ -26,24 +25,20 @@ use crate::{
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff) -> i32 {
     clear_mark(skb);
-    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
-        return PASS;
-    };
-    let verdict = at(skb.skb, network, protocol);
+    let verdict = at::<LINK_HEADER>(skb.skb);
     if verdict < step::DROPPED + Counter::COUNT as i32 {
-        event::dropped(skb.skb, network, protocol, REVERSE, verdict)
+        event::dropped::<LINK_HEADER>(skb.skb, REVERSE, verdict)
     } else {
         verdict
     }
 }
 
-/// A packet whose IP header, of the family `protocol`, starts at `network`.
 #[inline(never)]
-fn at(skb: *mut __sk_buff, network: usize, protocol: u32) -> i32 {
+fn at<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
-    match protocol {
-        IPV4 => translate::<V4>(skb, network),
-        IPV6 => translate::<V6>(skb, network),
+    match vlan::network::<LINK_HEADER>(skb) {
+        Some((network, IPV4)) => translate::<V4>(skb, network),
+        Some((network, IPV6)) => translate::<V6>(skb, network),
         _ => PASS,
     }
 }
@@ -76,7 +71,8 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     };
     if packet.is_first_fragment() {
         // What was held is the other direction's business.
-        let _ = fragment::first(&packet, SEND, &row.address, false);
+        fragment::note(&packet, step::SEND, &row.address, false);
+        let _ = fragment::first();
     }
     let rewritten = if packet.key.protocol == SCTP {
         sctp::source::<F>(skb, &packet, &frontend, row.client_port)

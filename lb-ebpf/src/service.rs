@@ -3,7 +3,7 @@
 use lb_common::{
     Address, BackendValue, Port, Range, ServiceKey, ServiceValue,
     address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
-    backend::SERVING,
+    backend::{FREE, SERVING},
     prefix::{INSIDE, SERVICES as SERVICE_CIDRS},
 };
 
@@ -109,9 +109,12 @@ pub(crate) fn choose(range: Range, remembered: u32, draw: u32) -> Option<Chosen>
     (backend.state == SERVING).then_some(Chosen { number, backend })
 }
 
-/// State of a remembered backend, or `None` where its number belongs to another by now.
+/// State of a remembered backend, [`FREE`] where its number belongs to another by now. No `Option`: the compiler
+/// reads the value of one that is `None` before it looks, and kernels before 6.3 know that nothing was written there.
 #[inline(always)]
-pub(crate) fn backend_state(number: u32, generation: u32) -> Option<u8> {
-    let backend = BACKENDS.get(number)?;
-    (backend.generation == generation).then_some(backend.state)
+pub(crate) fn backend_state(number: u32, generation: u32) -> u8 {
+    match BACKENDS.get(number) {
+        Some(backend) if backend.generation == generation => backend.state,
+        _ => FREE,
+    }
 }

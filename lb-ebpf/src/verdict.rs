@@ -9,16 +9,19 @@ pub(crate) const PASS: i32 = TC_ACT_UNSPEC;
 pub(crate) const DROP: i32 = TC_ACT_SHOT;
 
 /// No verdict, but the next step: each is a function of its own in the kernel's eyes. What one has on the stack is
-/// gone when the next begins, and none is verified once for each way through the one before.
+/// gone when the next begins, and none is verified once for each way through the one before. Each reads anew where
+/// the IP header starts: of numbers that are handed over, verifiers before 6.4 want to know too much.
 pub(crate) mod step {
     /// A packet without ports.
     pub(crate) const OTHER: i32 = i32::MIN;
     /// A first fragment that others came before.
     pub(crate) const RELEASE: i32 = i32::MIN + 1;
-    /// A packet with SCTP that goes where its row says.
-    pub(crate) const SEND_SCTP: i32 = i32::MIN + 2;
+    /// A packet that goes where its row says.
+    pub(crate) const SEND: i32 = i32::MIN + 2;
     /// Port unreachable.
     pub(crate) const REFUSE: i32 = i32::MIN + 3;
+    /// A first fragment, of which it was noted what was decided.
+    pub(crate) const FIRST: i32 = i32::MIN + 4;
     /// Dropped, and why: this and the number of a counter.
     pub(crate) const DROPPED: i32 = i32::MIN + 16;
 }

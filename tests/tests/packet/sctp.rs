@@ -73,7 +73,7 @@ fn packets_of_any_length_are_translated_both_ways_and_their_checksum_with_them()
             (DATA, 255),
             (DATA, 256),
             (DATA, 1400),
-            (DATA, 8000),
+            (DATA, 3000),
         ] {
             let sent = packet(client(family), frontend(family), chunk, length);
             let out = datapath.run(Hook::PodIngress, &sent);
