@@ -240,8 +240,8 @@ fn hold(skb: &SkBuff, key: &FragmentKey) -> bool {
     held.length = 0;
     held.key = *key;
     held.before = row.held;
-    // SAFETY: the frame has room for that many bytes.
     let length = in_bounds(skb, length);
+    // SAFETY: the frame has room for that many bytes.
     if unsafe { bpf_skb_load_bytes(skb.skb.cast(), 0, held.frame.as_mut_ptr().cast(), length) } != 0 {
         row.fate = LOST;
         return false;

@@ -105,7 +105,7 @@ impl Transport {
         let ends = flag(RST) | flag(FIN);
         let tcp = step(flag(SYN) & !(ends | flag(ACK)), ends);
         let sctp = step(equal(byte, INIT), equal(byte, ABORT) | equal(byte, SHUTDOWN_COMPLETE));
-        (self.is_tcp * tcp | self.is_sctp * sctp) as u8
+        ((self.is_tcp * tcp) | (self.is_sctp * sctp)) as u8
     }
 }
 
@@ -115,7 +115,7 @@ const SHUTDOWN_COMPLETE: u8 = 14;
 
 #[inline(always)]
 fn step(opens: u64, closes: u64) -> u64 {
-    OPENS * opens | CONTINUES * (1 - opens) | CLOSES * closes
+    (OPENS * opens) | (CONTINUES * (1 - opens)) | (CLOSES * closes)
 }
 
 /// 1 where both are the same, else 0.
