@@ -141,8 +141,9 @@ fn translate<const IS_POD: bool>(skb: *mut __sk_buff, network: usize, protocol: 
     let mut row = FlowValue::EMPTY;
     let decision = decide(skb, &packet, link, &mut row);
     if packet.is_first_fragment() {
+        let is_cut = sctp::is_cut(&packet, row.client_port.or(packet.key.source_port), row.port);
         let becomes = match decision {
-            SEND => fate::SEND,
+            SEND if !is_cut => fate::SEND,
             PASS => fate::PASS,
             _ => fate::DROP,
         };

@@ -78,8 +78,7 @@ pub(crate) fn first(packet: &Packet, fate: u8, address: &Address, masquerade: bo
         if row.fate == LOST && fate != fragment::PASS {
             scratch.value.fate = fragment::DROP;
             first = First::IsLost;
-        }
-        if row.held != 0 {
+        } else if row.held != 0 {
             (scratch.value.held, scratch.value.count) = (row.held, row.count);
             first = First::Releases;
         }
@@ -177,7 +176,11 @@ pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize, fragment: &Netw
     let Some(row) = known(&key) else {
         return PASS;
     };
-    translate::<F>(skb, network, F::SOURCE, &key.source, row)
+    match row.fate {
+        SEND => translate::<F>(skb, network, F::SOURCE, &key.source, row),
+        fragment::DROP => lost(),
+        _ => PASS,
+    }
 }
 
 /// What becomes of a fragment because of what became of the first; `None`: it is to be held.

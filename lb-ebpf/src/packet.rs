@@ -69,9 +69,11 @@ pub(crate) struct Network {
 struct Transport {
     /// 0: the protocol has no ports.
     has_ports: u8,
-    /// Offset of eight bytes of which the fourth says it. With the eight a header has its checksum too: without,
-    /// it is cut short.
+    /// Offset of eight bytes of which one says it. They end no earlier than the checksum, without which a header is
+    /// cut short, and no later than the shortest packet.
     at: u8,
+    /// How many bits stand behind that byte.
+    shift: u8,
     /// Index in `STEPS`.
     steps: u8,
 }
@@ -81,6 +83,7 @@ static TRANSPORTS: [Transport; 256] = {
     let none = Transport {
         has_ports: 0,
         at: 0,
+        shift: 0,
         steps: 0,
     };
     let mut transports = [none; 256];
@@ -88,11 +91,13 @@ static TRANSPORTS: [Transport; 256] = {
     transports[TCP as usize] = Transport {
         has_ports: 1,
         at: 10,
+        shift: 32,
         steps: 1,
     };
     transports[SCTP as usize] = Transport {
         has_ports: 1,
-        at: 9,
+        at: 8,
+        shift: 24,
         steps: 2,
     };
     transports
@@ -152,7 +157,8 @@ impl Packet {
             return None;
         }
         let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
-        let [_, _, _, byte, ..]: [u8; 8] = skb.load(network.transport + usize::from(transport.at)).ok()?;
+        let word: u64 = skb.load(network.transport + usize::from(transport.at)).ok()?;
+        let byte = (u64::from_be(word) >> (transport.shift & 63)) as u8;
         self.step = STEPS[usize::from(transport.steps & 3)][usize::from(byte)];
         self.key.source_port = source;
         self.key.destination_port = destination;

@@ -2,9 +2,9 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
-    Counter,
+    Address, Counter,
     flow::{CLOSING, REVERSE},
-    fragment::SEND,
+    fragment::{self as fate, DROP, SEND},
     net::SCTP,
 };
 
@@ -55,16 +55,12 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         return without_ports::<F>(skb, network);
     }
     let now = flow::now();
-    let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
-        flow::guard(&packet, now);
-        return PASS;
-    };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
-    let row = unsafe { &mut *row };
-    if !flow::stands(row, &packet, now) {
-        return PASS;
-    }
+    let row = FLOWS.get_ptr_mut(&packet.key).map(|row| unsafe { &mut *row });
+    let Some(row) = row.filter(|row| flow::stands(row, &packet, now)) else {
+        return of_no_flow(&packet, now);
+    };
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
@@ -75,8 +71,10 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         port: row.port,
     };
     if packet.is_first_fragment() {
+        let is_cut = sctp::is_cut(&packet, row.port, row.client_port.or(packet.key.destination_port));
+        let becomes = if is_cut { DROP } else { SEND };
         // What was held is the other direction's business.
-        let _ = fragment::first(&packet, SEND, &row.address, false);
+        let _ = fragment::first(&packet, becomes, &row.address, false);
     }
     let rewritten = if packet.key.protocol == SCTP {
         sctp::source::<F>(skb, &packet, &frontend, row.client_port)
@@ -85,6 +83,16 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     };
     if rewritten.is_err() {
         return because(Counter::DroppedRewrite);
+    }
+    PASS
+}
+
+#[inline(always)]
+fn of_no_flow(packet: &Packet, now: u64) -> i32 {
+    flow::guard(packet, now);
+    if packet.is_first_fragment() {
+        // An answer may have had the same identification a moment ago.
+        let _ = fragment::first(packet, fate::PASS, &Address::ANY_V6, false);
     }
     PASS
 }
