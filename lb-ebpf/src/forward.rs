@@ -159,6 +159,12 @@ fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) 
     let mut row = FlowValue::EMPTY;
     let decision = decide(skb, &packet, link, &mut row);
     if packet.is_first_fragment() {
+        let client_port = row.client_port.or(packet.key.source_port);
+        let decision = if decision == step::SEND && sctp::is_cut(&packet, client_port, row.port) {
+            because(Counter::DroppedRewrite)
+        } else {
+            decision
+        };
         fragment::note(&packet, decision, &row.address, row.flags & MASQUERADE != 0);
         return step::FIRST;
     }

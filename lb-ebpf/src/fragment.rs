@@ -81,8 +81,7 @@ pub(crate) fn first() -> i32 {
         if row.fate == LOST && value.fate != fragment::PASS {
             value.fate = fragment::DROP;
             decision = because(Counter::DroppedFragment);
-        }
-        if row.held != 0 {
+        } else if row.held != 0 {
             (value.held, value.count) = (row.held, row.count);
             decision = step::RELEASE;
         }
@@ -181,7 +180,11 @@ pub(crate) fn to_client<F: Family>(skb: &SkBuff, network: usize, fragment: &Netw
     let Some(row) = known(&key) else {
         return PASS;
     };
-    translate::<F>(skb, network, F::SOURCE, &key.source, row)
+    match row.fate {
+        SEND => translate::<F>(skb, network, F::SOURCE, &key.source, row),
+        fragment::DROP => lost(),
+        _ => PASS,
+    }
 }
 
 /// What becomes of a fragment because of what became of the first; `None`: it is to be held.

@@ -90,11 +90,17 @@ impl Transport {
         self.is_tcp | self.is_udp | self.is_sctp != 0
     }
 
-    /// Offset of eight bytes in the header of which the fourth says what the packet is to its connection. With the
-    /// eight a header has its checksum too: without, it is cut short.
+    /// Offset of eight bytes in the header of which one says what the packet is to its connection. They end no
+    /// earlier than the checksum, without which a header is cut short, and no later than the shortest packet.
     #[inline(always)]
     fn at(self) -> usize {
-        (self.is_tcp * 10 + self.is_sctp * 9) as usize
+        (self.is_tcp * 10 + self.is_sctp * 8) as usize
+    }
+
+    /// That byte.
+    #[inline(always)]
+    fn byte(self, word: u64) -> u8 {
+        (u64::from_be(word) >> (self.is_tcp * 32 + self.is_sctp * 24)) as u8
     }
 
     /// What a packet with that byte is to its connection: of TCP it is the flags, of SCTP the type of the first chunk
@@ -155,8 +161,8 @@ impl Packet {
             return None;
         }
         let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
-        let [_, _, _, byte, ..]: [u8; 8] = skb.load(network.transport + transport.at()).ok()?;
-        self.step = transport.step(byte);
+        let word: u64 = skb.load(network.transport + transport.at()).ok()?;
+        self.step = transport.step(transport.byte(word));
         self.key.source_port = source;
         self.key.destination_port = destination;
         self.fragment = opaque(skb, network.fragment.into()) as u16;

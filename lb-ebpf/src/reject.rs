@@ -185,6 +185,10 @@ fn turn<F: Reject, const LINK_HEADER: usize, const QUOTED: usize>(skb: &SkBuff, 
     if !F::is_one_host(&packet.key.source) {
         return None;
     }
+    if (skb.len() as usize) < packet.network + length {
+        // Cut short: it would be made longer, and the answer quote what nobody has sent.
+        return None;
+    }
     // SAFETY: the context belongs to this run of the program; no packet pointer is held.
     if unsafe { bpf_skb_change_tail(skb.skb, (packet.network + length) as u32, 0) } != 0 {
         return None;

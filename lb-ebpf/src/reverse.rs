@@ -2,7 +2,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
 use lb_common::{
-    Counter,
+    Address, Counter,
     flow::{CLOSING, REVERSE},
     net::SCTP,
 };
@@ -50,16 +50,12 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
         return without_ports::<F>(skb, network);
     }
     let now = flow::now();
-    let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
-        flow::guard(&packet, now);
-        return PASS;
-    };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
-    let row = unsafe { &mut *row };
-    if !flow::stands(row, &packet, now) {
-        return PASS;
-    }
+    let row = FLOWS.get_ptr_mut(&packet.key).map(|row| unsafe { &mut *row });
+    let Some(row) = row.filter(|row| flow::stands(row, &packet, now)) else {
+        return of_no_flow(&packet, now);
+    };
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
@@ -71,7 +67,13 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     };
     if packet.is_first_fragment() {
         // What was held is the other direction's business.
-        fragment::note(&packet, step::SEND, &row.address, false);
+        let client_port = row.client_port.or(packet.key.destination_port);
+        let decision = if sctp::is_cut(&packet, row.port, client_port) {
+            because(Counter::DroppedRewrite)
+        } else {
+            step::SEND
+        };
+        fragment::note(&packet, decision, &row.address, false);
         let _ = fragment::first();
     }
     let rewritten = if packet.key.protocol == SCTP {
@@ -81,6 +83,17 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     };
     if rewritten.is_err() {
         return because(Counter::DroppedRewrite);
+    }
+    PASS
+}
+
+#[inline(always)]
+fn of_no_flow(packet: &Packet, now: u64) -> i32 {
+    flow::guard(packet, now);
+    if packet.is_first_fragment() {
+        // An answer may have had the same identification a moment ago.
+        fragment::note(packet, PASS, &Address::ANY_V6, false);
+        let _ = fragment::first();
     }
     PASS
 }

@@ -4,7 +4,7 @@
 //! nothing in them. It is the difference, as a polynomial, times x to the power of the bits of the packet.
 
 use aya_ebpf::programs::sk_buff::SkBuff;
-use lb_common::Port;
+use lb_common::{Port, net::SCTP};
 
 use crate::{family::Family, packet::Packet, rewrite::End};
 
@@ -56,18 +56,31 @@ pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destin
     ports::<F>(skb, packet, new.port, destination_port.or(key.destination_port))
 }
 
+/// Whether a packet cannot get these ports: the checksum of a fragment covers what is in the others, and how long the
+/// whole is, nobody knows yet.
+#[inline(always)]
+pub(crate) fn is_cut(packet: &Packet, source: Port, destination: Port) -> bool {
+    let key = &packet.key;
+    let is_sctp = key.protocol == SCTP;
+    is_sctp & packet.is_first_fragment() & (word(source, destination) != word(key.source_port, key.destination_port))
+}
+
+/// Both ports as they stand in a header.
+#[inline(always)]
+fn word(source: Port, destination: Port) -> u32 {
+    u32::from(source.be) | u32::from(destination.be) << 16
+}
+
 /// Writes both ports and corrects the checksum for them.
 #[inline(always)]
 fn ports<F: Family>(skb: &SkBuff, packet: &Packet, source: Port, destination: Port) -> Result<(), i64> {
     let key = &packet.key;
-    let word = |source: Port, destination: Port| u32::from(source.be) | u32::from(destination.be) << 16;
     let old = word(key.source_port, key.destination_port);
     let new = word(source, destination);
     if old == new {
         return Ok(());
     }
-    if packet.is_first_fragment() {
-        // How long the whole is, nobody knows yet.
+    if is_cut(packet, source, destination) {
         return Err(-1);
     }
     let at = packet.transport + CHECKSUM;

@@ -68,11 +68,16 @@ impl Netns {
     pub fn run<T: Send>(&self, function: impl FnOnce() -> T + Send) -> Result<T> {
         thread::scope(|scope| {
             join(scope.spawn(|| {
-                setns(&self.fd, CloneFlags::CLONE_NEWNET)
-                    .with_context(|| format!("entering the network namespace {}", self.name))?;
+                self.enter()?;
                 Ok(function())
             }))
         })
+    }
+
+    /// Moves the calling thread inside, for as long as it lives.
+    pub fn enter(&self) -> Result<()> {
+        setns(&self.fd, CloneFlags::CLONE_NEWNET)
+            .with_context(|| format!("entering the network namespace {}", self.name))
     }
 
     /// Its links, addresses and routes.

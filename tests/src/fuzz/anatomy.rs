@@ -28,10 +28,20 @@ pub const ETHERNET: usize = 14;
 const TAG: usize = 4;
 /// Bytes of an ICMP or ICMPv6 header.
 pub const ICMP_HEADER: usize = 8;
+/// How many VLAN tags are read, and how many extension headers of options.
+const MOST_TAGS: usize = 2;
+const MOST_EXTENSIONS: usize = 3;
 /// TCP flags.
 const FIN_OR_RST: u8 = 0x01 | 0x04;
 const SYN_ACK_FIN_RST: u8 = 0x02 | 0x10 | FIN_OR_RST;
 const SYN: u8 = 0x02;
+/// Bytes of an SCTP header, with its checksum last, and of the shortest chunk behind it.
+const SCTP_HEADER: usize = 12;
+const CHUNK: usize = 4;
+/// Types of chunks.
+const INIT: u8 = 1;
+const ABORT: u8 = 6;
+const SHUTDOWN_COMPLETE: u8 = 14;
 
 /// A packet with an IP header.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,11 +56,11 @@ pub struct Anatomy {
     pub destination: IpAddr,
     /// Protocol of the header behind it, and behind extension headers.
     pub protocol: u8,
-    /// It is a piece of a packet.
+    /// It is a piece of a packet, and not a whole one with a fragment header (RFC 6946).
     pub fragment: Option<Fragment>,
-    /// It stands behind a VLAN tag.
-    pub tagged: bool,
-    /// How many IPv6 extension headers it has.
+    /// How many VLAN tags stand before it.
+    pub tags: usize,
+    /// How many IPv6 extension headers with options it has.
     pub extensions: usize,
 }
 
@@ -70,18 +80,18 @@ impl Anatomy {
     pub fn of(bytes: &[u8], has_link_header: bool) -> Option<Self> {
         let mut at = if has_link_header { ETHERNET } else { 0 };
         let mut kind = two(bytes, 12)?;
-        let mut tagged = false;
+        let mut tags = 0;
         while has_link_header && matches!(kind, 0x8100 | 0x88a8) {
             kind = two(bytes, at + 2)?;
             at += TAG;
-            tagged = true;
+            tags += 1;
         }
         let anatomy = match kind {
             0x0800 => Self::v4(bytes, at),
             0x86dd => Self::v6(bytes, at),
             _ => None,
         }?;
-        Some(Self { tagged, ..anatomy })
+        Some(Self { tags, ..anatomy })
     }
 
     /// Reads the packet that an ICMP error quotes.
@@ -113,7 +123,7 @@ impl Anatomy {
                 id: u16::from_be_bytes([header[4], header[5]]).into(),
                 is_first: offset == 0,
             }),
-            tagged: false,
+            tags: 0,
             extensions: 0,
         })
     }
@@ -128,7 +138,7 @@ impl Anatomy {
             destination: address(&header[24..40]),
             protocol: header[6],
             fragment: None,
-            tagged: false,
+            tags: 0,
             extensions: 0,
         };
         // IPv4 that goes by another name is nobody's.
@@ -136,23 +146,22 @@ impl Anatomy {
         if is_mapped(anatomy.source) || is_mapped(anatomy.destination) {
             return None;
         }
-        while matches!(anatomy.protocol, 0 | 60 | protocol::FRAGMENT) {
+        while matches!(anatomy.protocol, 0 | 60) {
             let extension = bytes.get(anatomy.transport..anatomy.transport + 8)?;
-            if anatomy.protocol == protocol::FRAGMENT {
-                let offset = u16::from_be_bytes([extension[2], extension[3]]);
-                anatomy.fragment = Some(Fragment {
-                    id: u32::from_be_bytes([extension[4], extension[5], extension[6], extension[7]]),
-                    is_first: offset & 0xfff8 == 0,
-                });
-                anatomy.transport += 8;
-            } else {
-                anatomy.transport += (usize::from(extension[1]) + 1) * 8;
-            }
             anatomy.protocol = extension[0];
+            anatomy.transport += (usize::from(extension[1]) + 1) * 8;
             anatomy.extensions += 1;
-            if anatomy.fragment.is_some_and(|fragment| !fragment.is_first) {
-                break;
-            }
+        }
+        // Behind it only a transport header is ours, and no options.
+        if anatomy.protocol == protocol::FRAGMENT {
+            let extension = bytes.get(anatomy.transport..anatomy.transport + 8)?;
+            let offset = u16::from_be_bytes([extension[2], extension[3]]);
+            anatomy.fragment = (offset & 0xfff9 != 0).then(|| Fragment {
+                id: u32::from_be_bytes([extension[4], extension[5], extension[6], extension[7]]),
+                is_first: offset & 0xfff8 == 0,
+            });
+            anatomy.protocol = extension[0];
+            anatomy.transport += 8;
         }
         Some(anatomy)
     }
@@ -163,11 +172,39 @@ impl Anatomy {
         self.source.is_ipv4()
     }
 
+    /// A piece that has no ports.
+    #[must_use]
+    pub fn is_later_piece(&self) -> bool {
+        self.fragment.is_some_and(|fragment| !fragment.is_first)
+    }
+
+    /// Whether its protocol has ports.
+    #[must_use]
+    pub fn has_ports(&self) -> bool {
+        matches!(self.protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+    }
+
+    /// Whether its headers are no more than are read.
+    #[must_use]
+    pub fn is_within_bounds(&self) -> bool {
+        self.tags <= MOST_TAGS && self.extensions <= MOST_EXTENSIONS
+    }
+
+    /// Whether ports, checksum and what says what a connection does are all there, and are read.
+    #[must_use]
+    pub fn is_read(&self, bytes: &[u8]) -> bool {
+        let needed = match self.protocol {
+            protocol::TCP => 18,
+            protocol::UDP => 8,
+            _ => SCTP_HEADER + CHUNK,
+        };
+        self.has_ports() && !self.is_later_piece() && self.is_within_bounds() && bytes.len() >= self.transport + needed
+    }
+
     /// Source and destination with their ports, of a protocol that has ports, if they are there.
     #[must_use]
     pub fn ends(&self, bytes: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
-        let is_later = self.fragment.is_some_and(|fragment| !fragment.is_first);
-        if is_later || !matches!(self.protocol, protocol::TCP | protocol::UDP | protocol::SCTP) {
+        if self.is_later_piece() || !self.has_ports() {
             return None;
         }
         let (from, to) = (two(bytes, self.transport)?, two(bytes, self.transport + 2)?);
@@ -195,10 +232,39 @@ impl Anatomy {
         self.is_v4().then_some(self.network + 10)
     }
 
+    /// Where the checksum of SCTP stands, which covers ports and no addresses, if it is SCTP and it is there.
+    #[must_use]
+    pub fn sctp_checksum(&self, bytes: &[u8]) -> Option<usize> {
+        let at = self.transport + SCTP_HEADER - 4;
+        let is_there = self.protocol == protocol::SCTP && !self.is_later_piece() && bytes.len() >= at + 4;
+        is_there.then_some(at)
+    }
+
+    /// By how much the checksum of SCTP is wrong, over as many bytes as the IP header says that there are: 0 if it is
+    /// right. `None` where there is none, or the header leaves no room for it.
+    #[must_use]
+    pub fn sctp_error(&self, bytes: &[u8]) -> Option<u32> {
+        let at = self.sctp_checksum(bytes)?;
+        let end = (self.network + self.declared(bytes)?).max(self.transport);
+        let mut packet = bytes[self.transport..end.min(bytes.len())].to_vec();
+        packet.resize(end - self.transport, 0);
+        let field = at - self.transport..at - self.transport + 4;
+        let given: [u8; 4] = packet.get(field.clone())?.try_into().ok()?;
+        packet[field].fill(0);
+        // RFC 9260 appendix A: the lowest byte of the CRC comes first.
+        Some(u32::from_le_bytes(given) ^ crc32c::crc32c(&packet))
+    }
+
+    /// How many bytes the packet has, by its IP header.
+    fn declared(&self, bytes: &[u8]) -> Option<usize> {
+        let (at, header) = if self.is_v4() { (2, 0) } else { (4, 40) };
+        Some(header + usize::from(two(bytes, self.network + at)?))
+    }
+
     /// Where the checksum stands that covers ports and addresses, if the protocol has one and it is there.
     #[must_use]
     pub fn transport_checksum(&self, bytes: &[u8]) -> Option<usize> {
-        if self.fragment.is_some_and(|fragment| !fragment.is_first) {
+        if self.is_later_piece() {
             return None;
         }
         let at = self.transport
@@ -248,27 +314,38 @@ impl Anatomy {
         self.protocol == protocol::UDP && at.and_then(|at| two(bytes, at)) == Some(0)
     }
 
-    /// TCP: the first segment of a connection.
+    /// The first packet of a connection or an association.
     #[must_use]
-    pub fn opens_tcp(&self, bytes: &[u8]) -> bool {
-        self.flags(bytes).is_some_and(|flags| flags & SYN_ACK_FIN_RST == SYN)
+    pub fn opens(&self, bytes: &[u8]) -> bool {
+        self.flags(bytes).is_some_and(|flags| match self.protocol {
+            protocol::TCP => flags & SYN_ACK_FIN_RST == SYN,
+            _ => flags == INIT,
+        })
     }
 
-    /// TCP: the connection is coming to its end.
+    /// The connection or the association is coming to its end.
     #[must_use]
-    pub fn closes_tcp(&self, bytes: &[u8]) -> bool {
-        self.flags(bytes).is_some_and(|flags| flags & FIN_OR_RST != 0)
+    pub fn closes(&self, bytes: &[u8]) -> bool {
+        self.flags(bytes).is_some_and(|flags| match self.protocol {
+            protocol::TCP => flags & FIN_OR_RST != 0,
+            _ => matches!(flags, ABORT | SHUTDOWN_COMPLETE),
+        })
     }
 
+    /// TCP: its flags. SCTP: the type of its first chunk.
     fn flags(&self, bytes: &[u8]) -> Option<u8> {
-        let flags = bytes.get(self.transport + 13).copied();
-        flags.filter(|_| self.protocol == protocol::TCP)
+        let at = match self.protocol {
+            protocol::TCP => 13,
+            protocol::SCTP => SCTP_HEADER,
+            _ => return None,
+        };
+        bytes.get(self.transport + at).copied()
     }
 
     /// An ICMP message that is an error, and so quotes the packet that it is about (RFC 792, RFC 4443).
     #[must_use]
     pub fn is_error(&self, bytes: &[u8]) -> bool {
-        let Some(kind) = bytes.get(self.transport) else {
+        let Some(kind) = bytes.get(self.transport).filter(|_| !self.is_later_piece()) else {
             return false;
         };
         match self.protocol {
@@ -278,7 +355,7 @@ impl Anatomy {
         }
     }
 
-    /// Whether it is a whole datagram or segment that nobody on the way could complain about: lengths and checksums
+    /// Whether it is a whole packet with ports, or the first piece of one, that nobody on the way could complain about: lengths and checksums
     /// are right, and there is nothing in it that may be left alone.
     #[must_use]
     pub fn is_sound(&self, bytes: &[u8]) -> bool {
@@ -289,15 +366,10 @@ impl Anatomy {
     #[must_use]
     pub fn is_plain(&self, bytes: &[u8]) -> bool {
         let rest = bytes.len() - self.network;
-        let (version, declared) = match self.source {
-            IpAddr::V4(_) => (4, two(bytes, self.network + 2)),
-            IpAddr::V6(_) => (6, two(bytes, self.network + 4).map(|length| length.saturating_add(40))),
-        };
-        self.fragment.is_none()
-            && !self.tagged
-            && self.extensions <= 3
+        let version = if self.is_v4() { 4 } else { 6 };
+        self.is_within_bounds()
             && bytes[self.network] >> 4 == version
-            && declared.map(usize::from) == Some(rest)
+            && self.declared(bytes) == Some(rest)
             && self.header_error(bytes) == 0
     }
 
@@ -305,13 +377,27 @@ impl Anatomy {
         let Some(rest) = bytes.get(self.transport..) else {
             return false;
         };
+        let is_piece = self.fragment.is_some();
         let lengths_are_right = match self.protocol {
             protocol::TCP => rest.len() >= 20 && (5..=rest.len() / 4).contains(&usize::from(rest[12] >> 4)),
-            protocol::UDP => rest.len() >= 8 && two(rest, 4).map(usize::from) == Some(rest.len()),
+            protocol::UDP => {
+                let length = two(rest, 4).map_or(0, usize::from);
+                rest.len() >= 8 && (length == rest.len() || is_piece && length > rest.len())
+            }
+            protocol::SCTP => rest.len() >= SCTP_HEADER + CHUNK,
             _ => false,
         };
-        let no_checksum = self.is_v4() && self.is_without_checksum(bytes);
-        lengths_are_right && (no_checksum || self.transport_error(bytes) == 0)
+        // Of a piece nobody can tell.
+        lengths_are_right && (is_piece || self.is_checksum_right(bytes))
+    }
+
+    fn is_checksum_right(&self, bytes: &[u8]) -> bool {
+        match self.sctp_checksum(bytes) {
+            // Left to the link.
+            Some(at) if bytes[at..at + 4] == [0; 4] => true,
+            Some(_) => self.sctp_error(bytes) == Some(0),
+            None => self.is_v4() && self.is_without_checksum(bytes) || self.transport_error(bytes) == 0,
+        }
     }
 }
 

@@ -30,15 +30,18 @@ pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A frame with a datagram, a segment or an SCTP packet.
+/// A frame with a datagram, a segment with these flags, or an SCTP packet whose first chunk is of this type.
 #[must_use]
 pub fn transport(protocol: u8, from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     match protocol {
         protocol::TCP => bytes.extend([0, 0, 3, 232, 0, 0, 0, 0, 0x50, flags, 250, 0, 0, 0, 0, 0]),
         protocol::UDP => bytes.extend([0; 4]),
-        // Verification tag, and a checksum that nobody here looks into.
-        _ => bytes.extend([1, 2, 3, 4, 5, 6, 7, 8]),
+        // The verification tag, the checksum, and the chunk's header.
+        _ => {
+            bytes.extend([1, 2, 3, 4, 0, 0, 0, 1, flags, 0]);
+            bytes.extend(u16::try_from(4 + payload.len()).unwrap_or(u16::MAX).to_be_bytes());
+        }
     }
     bytes.extend(payload);
     ip(from.ip(), to.ip(), protocol, &bytes)
@@ -91,6 +94,11 @@ pub fn repair_checksums(bytes: &mut [u8], packet: &Anatomy) {
             right => right,
         };
         put(bytes, at, right.into());
+    }
+    if let Some(at) = packet.sctp_checksum(bytes) {
+        bytes[at..at + 4].fill(0);
+        let right = packet.sctp_error(bytes).unwrap_or_default();
+        bytes[at..at + 4].copy_from_slice(&right.to_le_bytes());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::anatomy::{Anatomy, protocol};
+use super::anatomy::Anatomy;
 use super::oracle::Fault;
 
 /// What had to change, by where it stands.
@@ -19,15 +19,12 @@ impl Edits {
         self.fields.push((at + packet.address_length(), octets(destination)));
     }
 
-    /// The same with ports. SCTP's checksum covers those, and no translator could correct it: they stay.
-    pub fn ends(&mut self, packet: &Anatomy, was: (SocketAddr, SocketAddr), now: (SocketAddr, SocketAddr)) {
-        self.addresses(packet, now.0.ip(), now.1.ip());
-        let (from, to) = match packet.protocol {
-            protocol::SCTP => (was.0.port(), was.1.port()),
-            _ => (now.0.port(), now.1.port()),
-        };
-        self.fields.push((packet.transport, from.to_be_bytes().to_vec()));
-        self.fields.push((packet.transport + 2, to.to_be_bytes().to_vec()));
+    /// The same with ports.
+    pub fn ends(&mut self, packet: &Anatomy, (from, to): (SocketAddr, SocketAddr)) {
+        self.addresses(packet, from.ip(), to.ip());
+        self.fields.push((packet.transport, from.port().to_be_bytes().to_vec()));
+        self.fields
+            .push((packet.transport + 2, to.port().to_be_bytes().to_vec()));
     }
 }
 
@@ -39,7 +36,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
 }
 
 /// Fails unless `out` is `sent` with these edits, and with every checksum of these headers, each before and after, as
-/// wrong as it was.
+/// wrong as it was. That of SCTP is of the first of them only: nobody can check it in a quotation, where it stays.
 pub fn same_but_for(edits: &Edits, headers: &[(&Anatomy, &Anatomy)], sent: &[u8], out: &[u8]) -> Result<(), Fault> {
     if sent.len() != out.len() {
         return Err(format!("{} bytes became {}", sent.len(), out.len()));
@@ -54,6 +51,16 @@ pub fn same_but_for(edits: &Edits, headers: &[(&Anatomy, &Anatomy)], sent: &[u8]
             .flatten()
         {
             expected[at..at + 2].copy_from_slice(&out[at..at + 2]);
+        }
+    }
+    if let Some((was, is)) = headers.first()
+        && let Some(at) = was.sctp_checksum(sent)
+        && sent[at..at + 4] != [0; 4]
+    {
+        expected[at..at + 4].copy_from_slice(&out[at..at + 4]);
+        let (before, after) = (was.sctp_error(sent), is.sctp_error(out));
+        if before != after {
+            return Err(format!("the CRC at {at} was wrong by {before:x?} and is by {after:x?}"));
         }
     }
     if let Some(at) = expected.iter().zip(out).position(|(expected, out)| expected != out) {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use rand::seq::{IndexedRandom as _, IteratorRandom as _};
+use rand::seq::{IndexedMutRandom as _, IndexedRandom as _, IteratorRandom as _, SliceRandom as _};
 use rand::{Rng, RngExt as _};
 
 use super::anatomy::{Anatomy, ETHERNET, protocol};
@@ -11,9 +11,12 @@ use super::programs::Program;
 use super::shadow::{Flow, Shadow};
 use super::world::{ANOTHERS, BackendChange, Change, Family, NODE_PORT, PROTOCOLS, UNALLOCATED, World, network};
 use super::{build, mutate};
+use crate::packet::fragments;
 
 /// TCP flags: what opens, goes on, ends, and means nothing.
 const FLAGS: [u8; 10] = [0x02, 0x02, 0x02, 0x10, 0x18, 0x12, 0x11, 0x04, 0x14, 0x00];
+/// SCTP: types of the first chunk, that open, go on and end.
+const CHUNKS: [u8; 10] = [1, 1, 1, 0, 0, 2, 6, 10, 14, 3];
 /// Ports of clients: few, so that they meet again.
 const PORTS: [u16; 6] = [40_000, 40_001, 40_002, NODE_PORT, 53, 12_345];
 
@@ -40,6 +43,43 @@ pub fn packet(rng: &mut impl Rng, world: &World, shadow: &Shadow, seeds: &[Sent]
         mutate::packet(rng, &mut sent);
     }
     sent
+}
+
+/// A datagram in pieces, in the order in which they come: as they were sent, the other way round, mixed, one of them
+/// twice, or without one that is lost, which may be the first. Their identification is one of few.
+pub fn pieces(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Vec<Sent> {
+    let whole = match rng.random_range(0..10) {
+        0..6 => request(rng, world, shadow),
+        6..9 => answer(rng, world, shadow),
+        _ => of_strangers(rng),
+    };
+    let program = whole.program;
+    let size = *[8, 16, 24, 24, 32, 40, 1400].choose(rng).unwrap_or(&24);
+    let Ok(mut frames) = fragments(&frame(whole), size, rng.random_range(0..4)) else {
+        return Vec::new();
+    };
+    match rng.random_range(0..6) {
+        0 => frames.reverse(),
+        1 => frames.shuffle(rng),
+        2 => {
+            let lost = rng.random_range(0..frames.len());
+            frames.remove(lost);
+        }
+        3 => {
+            let twice = rng.random_range(0..frames.len());
+            frames.insert(rng.random_range(0..=frames.len()), frames[twice].clone());
+        }
+        _ => {}
+    }
+    let mut pieces: Vec<Sent> = frames.into_iter().map(|frame| at(rng, &[program], frame)).collect();
+    let mark = *[0, 0, 0, 0x4000].choose(rng).unwrap_or(&0);
+    pieces.iter_mut().for_each(|piece| piece.mark = mark);
+    if rng.random_ratio(1, 6)
+        && let Some(piece) = pieces.choose_mut(rng)
+    {
+        mutate::packet(rng, piece);
+    }
+    pieces
 }
 
 /// Something that happens beside.
@@ -75,7 +115,13 @@ fn request(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Sent {
     ];
     if let Some(flow) = flow(rng, shadow).filter(|_| rng.random_ratio(1, 2)) {
         let payload = payload(rng);
-        let mut bytes = build::transport(flow.protocol, flow.client, flow.frontend, flags(rng), &payload);
+        let mut bytes = build::transport(
+            flow.protocol,
+            flow.client,
+            flow.frontend,
+            flags(rng, flow.protocol),
+            &payload,
+        );
         if rng.random_ratio(1, 8) {
             aim_at_zero(&mut bytes, flow.sent_as, flow.backend);
         }
@@ -88,7 +134,13 @@ fn request(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Sent {
         return of_noise(rng);
     };
     let client = client(rng, Family::of(frontend.ip()));
-    let bytes = build::transport(service.protocol, client, frontend, flags(rng), &payload(rng));
+    let bytes = build::transport(
+        service.protocol,
+        client,
+        frontend,
+        flags(rng, service.protocol),
+        &payload(rng),
+    );
     at(rng, &programs, bytes)
 }
 
@@ -96,7 +148,13 @@ fn answer(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Sent {
     let Some(flow) = flow(rng, shadow) else {
         return request(rng, world, shadow);
     };
-    let mut bytes = build::transport(flow.protocol, flow.backend, flow.sent_as, flags(rng), &payload(rng));
+    let mut bytes = build::transport(
+        flow.protocol,
+        flow.backend,
+        flow.sent_as,
+        flags(rng, flow.protocol),
+        &payload(rng),
+    );
     if rng.random_ratio(1, 8) {
         aim_at_zero(&mut bytes, flow.frontend, flow.client);
     }
@@ -121,7 +179,7 @@ fn error(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Sent {
     } else {
         (flow.frontend, flow.client)
     };
-    let quoted = build::transport(flow.protocol, from, to, flags(rng), &payload(rng));
+    let quoted = build::transport(flow.protocol, from, to, flags(rng, flow.protocol), &payload(rng));
     let header = if family == Family::V4 { 20 } else { 40 };
     let lengths = [quoted.len(), header + 8, rng.random_range(header..quoted.len())];
     let length = *lengths.choose(rng).unwrap_or(&header);
@@ -143,20 +201,32 @@ fn error(rng: &mut impl Rng, world: &World, shadow: &Shadow) -> Sent {
 /// Between ends that are no frontend, or that nobody is at.
 fn of_strangers(rng: &mut impl Rng) -> Sent {
     let family = *Family::BOTH.choose(rng).unwrap_or(&Family::V4);
-    let ends: [(u8, u8); 7] = [
+    let ends: [(u8, u8); 8] = [
         (network::BACKENDS, rng.random_range(1..5)),
         (network::NODE, 1),
         (network::NODE, 2),
         (network::FRONTENDS, UNALLOCATED),
         (network::FRONTENDS, ANOTHERS),
         (network::FRONTENDS, rng.random_range(1..10)),
+        (network::EXTERNAL, 1),
         (network::STRANGERS, 7),
     ];
     let (to_network, host) = *ends.choose(rng).unwrap_or(&ends[0]);
     let port = *[22, 53, 80, 8080, NODE_PORT].choose(rng).unwrap_or(&22);
     let to = SocketAddr::new(family.address(to_network, host), port);
     let (protocol, _) = *PROTOCOLS.choose(rng).unwrap_or(&PROTOCOLS[0]);
-    let bytes = build::transport(protocol, client(rng, family), to, flags(rng), &payload(rng));
+    let from = if rng.random_ratio(1, 4) {
+        // As the node itself may ask, from a port that is a NodePort.
+        SocketAddr::new(family.address(network::NODE, 1), NODE_PORT)
+    } else {
+        client(rng, family)
+    };
+    let to = if rng.random_ratio(1, 3) {
+        client(rng, family)
+    } else {
+        to
+    };
+    let bytes = build::transport(protocol, from, to, flags(rng, protocol), &payload(rng));
     at(rng, &Program::ALL, bytes)
 }
 
@@ -164,9 +234,8 @@ fn of_other_protocols(rng: &mut impl Rng) -> Sent {
     let family = *Family::BOTH.choose(rng).unwrap_or(&Family::V4);
     let to = SocketAddr::new(family.address(network::FRONTENDS, rng.random_range(1..10)), 80);
     let from = client(rng, family);
-    let bytes = match rng.random_range(0..3) {
-        0 => build::transport(protocol::SCTP, from, to, 0, &payload(rng)),
-        1 => build::error(from.ip(), to.ip(), (rng.random(), rng.random()), &payload(rng), 40),
+    let bytes = match rng.random_range(0..2) {
+        0 => build::error(from.ip(), to.ip(), (rng.random(), rng.random()), &payload(rng), 40),
         _ => build::ip(from.ip(), to.ip(), rng.random(), &payload(rng)),
     };
     at(rng, &Program::ALL, bytes)
@@ -195,11 +264,25 @@ fn client(rng: &mut impl Rng, family: Family) -> SocketAddr {
         0 => rng.random(),
         _ => *PORTS.choose(rng).unwrap_or(&PORTS[0]),
     };
-    SocketAddr::new(family.address(network::CLIENTS, rng.random_range(1..5)), port)
+    let (network, host) = match rng.random_range(0..24) {
+        // Whose packets come from no link.
+        0 => *[
+            (network::NODE, 1),
+            (network::NODE, 2),
+            (network::FRONTENDS, 1),
+            (network::FRONTENDS, ANOTHERS),
+        ]
+        .choose(rng)
+        .unwrap_or(&(network::NODE, 1)),
+        _ => (network::CLIENTS, rng.random_range(1..5)),
+    };
+    SocketAddr::new(family.address(network, host), port)
 }
 
-fn flags(rng: &mut impl Rng) -> u8 {
-    *FLAGS.choose(rng).unwrap_or(&FLAGS[0])
+/// TCP flags, or the type of an SCTP packet's first chunk.
+fn flags(rng: &mut impl Rng, protocol: u8) -> u8 {
+    let all = if protocol == protocol::SCTP { CHUNKS } else { FLAGS };
+    *all.choose(rng).unwrap_or(&all[0])
 }
 
 fn payload(rng: &mut impl Rng) -> Vec<u8> {

@@ -56,6 +56,9 @@ fn once(rng: &mut impl Rng, bytes: &mut Vec<u8>, is_l2: bool) {
             if let Some(at) = packet.transport_checksum(bytes) {
                 bytes[at..at + 2].fill(*[0, 0, 0xff].choose(rng).unwrap_or(&0));
             }
+            if let Some(at) = packet.sctp_checksum(bytes) {
+                bytes[at..at + 4].fill(0);
+            }
         }
         (11, Some(packet)) => {
             // The place of the protocol.

@@ -1,16 +1,20 @@
 //! Says whether what became of a packet was right, from the packet, the services there are, and the flows seen so far.
 //!
-//! Three rules hold for every packet, however broken. What is nobody's business of ours comes out as it went in. What is
+//! Four rules hold for every packet, however broken. What is nobody's business of ours comes out as it went in. What is
 //! translated differs in the addresses and ports that it must differ in, and in checksums, which are exactly as wrong
-//! as they were, so that right ones are right. And a whole packet to a service, or of a flow that goes on, is never
-//! left alone.
+//! as they were, so that right ones are right. A sound packet to a service, or of a flow that goes on, is never
+//! left alone. And the pieces of a datagram go the way of the first, or nowhere.
+
+mod piece;
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use lb_common::config::{DEFAULT_MASQUERADE_MARK as MASQUERADE, FIRST_SNAT_PORT, LAST_SNAT_PORT};
 
 use super::anatomy::{Anatomy, protocol};
 use super::compare::{Edits, same_but_for};
+use super::pieces::Datagram;
 use super::programs::{Outcome, Program};
 use super::refusal;
 use super::shadow::{Ends, Flow, Shadow};
@@ -51,6 +55,8 @@ pub enum Fate {
     Error,
     /// It is a later piece of a datagram, and goes where the first went.
     Piece,
+    /// It is the first piece of a datagram of which others wait: all of them come again.
+    Released,
 }
 
 /// What was wrong.
@@ -63,6 +69,8 @@ pub struct Oracle<'a> {
     pub world: &'a World,
     /// The flows seen so far.
     pub shadow: &'a mut Shadow,
+    /// When the packet was sent, or before.
+    pub at: Instant,
 }
 
 impl Oracle<'_> {
@@ -70,6 +78,13 @@ impl Oracle<'_> {
     pub fn judge(&mut self, sent: &Sent, out: &Outcome) -> Result<Fate, Fault> {
         let packet = Anatomy::of(&sent.bytes, sent.program.has_link_header());
         let packet = packet.as_ref();
+        let datagram = packet.and_then(|packet| Datagram::of(packet, sent.program.is_egress()));
+        if let Some((packet, datagram)) = packet.zip(datagram)
+            && let Some(fate) = self.piece(sent, packet, datagram, out)?
+        {
+            self.marked(sent, out, &fate)?;
+            return Ok(fate);
+        }
         let fate = match out.verdict {
             PASS if out.bytes == sent.bytes => self.untouched(sent, packet).map(|()| Fate::Untouched),
             PASS => self.changed(sent, packet.ok_or("what is no IP was changed")?, out),
@@ -78,6 +93,9 @@ impl Oracle<'_> {
             other => Err(format!("{other} is no verdict of ours")),
         }?;
         self.marked(sent, out, &fate)?;
+        if let Some((packet, datagram)) = packet.zip(datagram).filter(|(packet, _)| packet.is_read(&sent.bytes)) {
+            self.learn_first(packet, datagram, &sent.bytes, &fate);
+        }
         Ok(fate)
     }
 
@@ -97,7 +115,7 @@ impl Oracle<'_> {
 
     /// Whether a packet begins something with whom it is sent to, and is not part of something that goes on.
     fn opens(packet: &Anatomy, bytes: &[u8]) -> bool {
-        packet.protocol != protocol::TCP || packet.opens_tcp(bytes)
+        packet.protocol == protocol::UDP || packet.opens(bytes)
     }
 
     fn untouched(&mut self, sent: &Sent, packet: Option<&Anatomy>) -> Result<(), Fault> {
@@ -114,8 +132,11 @@ impl Oracle<'_> {
             return Ok(());
         };
         let ends = (packet.protocol, from, to);
-        if packet.opens_tcp(&sent.bytes) && !sent.program.is_egress() {
+        if packet.opens(&sent.bytes) && !sent.program.is_egress() {
             self.shadow.clash(&(packet.protocol, to, from));
+        }
+        if sent.program.is_egress() && packet.is_read(&sent.bytes) {
+            self.leaves(packet.protocol, from, to);
         }
         if !packet.is_sound(&sent.bytes) {
             return Ok(());
@@ -124,12 +145,12 @@ impl Oracle<'_> {
             self.shadow.by_answer(&ends).filter(|flow| flow.is_certain)
         } else {
             let request = self.shadow.by_request(&ends);
-            request.filter(|flow| flow.must_go_on(packet.opens_tcp(&sent.bytes)))
+            request.filter(|flow| flow.must_go_on(packet.opens(&sent.bytes)))
         };
         if let Some(flow) = flow {
             return Err(format!("a packet of a flow that goes on was left alone: {flow:?}"));
         }
-        if sent.program.is_egress() || !Self::opens(packet, &sent.bytes) {
+        if sent.program.is_egress() || !Self::opens(packet, &sent.bytes) || self.shadow.guarded(&ends).is_some() {
             return Ok(());
         }
         if self.world.service_at(packet.protocol, to).is_some() {
@@ -139,6 +160,14 @@ impl Oracle<'_> {
             return Err("a packet to an address for services was left alone".into());
         }
         Ok(())
+    }
+
+    /// A packet of no flow goes out. A datagram from a NodePort is remembered: its answer is no request.
+    fn leaves(&mut self, protocol: u8, from: SocketAddr, to: SocketAddr) {
+        let is_from_node_port = World::is_node(from.ip()) && self.world.service_at(protocol, from).is_some();
+        if protocol == protocol::UDP && is_from_node_port {
+            self.shadow.guard((protocol, to, from));
+        }
     }
 
     /// The flow that an error is about, seen from where it passes.
@@ -165,18 +194,12 @@ impl Oracle<'_> {
             }
             return Ok(());
         }
-        let Some((from, to)) = packet.ends(&sent.bytes) else {
-            let is_piece = packet.fragment.is_some() && !sent.program.is_egress();
-            if is_piece && World::is_frontend(packet.destination) {
-                return Ok(());
-            }
-            return Err("a packet without ports was dropped".into());
-        };
+        let (from, to) = packet.ends(&sent.bytes).ok_or("a packet without ports was dropped")?;
         let ends = (packet.protocol, from, to);
         let is_sound = packet.is_sound(&sent.bytes);
         if sent.program.is_egress() {
             let flow = self.shadow.by_answer(&ends).ok_or("what goes out was dropped")?;
-            return if is_sound {
+            return if is_sound && !piece::has_other_ports(packet, flow) {
                 Err(format!("an answer was dropped: {flow:?}"))
             } else {
                 Ok(())
@@ -188,10 +211,13 @@ impl Oracle<'_> {
         if flow.is_none() && service.is_none() && !is_for_services {
             return Err("a packet to nothing of ours was dropped".into());
         }
-        if !is_sound {
+        if self.shadow.guarded(&ends) == Some(true) {
+            return Err("an answer to a NodePort was dropped".into());
+        }
+        if !is_sound || piece::may_have_other_ports(packet, flow, service) {
             return Ok(());
         }
-        if let Some(flow) = flow.filter(|flow| flow.must_go_on(packet.opens_tcp(&sent.bytes))) {
+        if let Some(flow) = flow.filter(|flow| flow.must_go_on(packet.opens(&sent.bytes))) {
             return Err(format!("a packet of a flow that goes on was dropped: {flow:?}"));
         }
         if !Self::opens(packet, &sent.bytes) {
@@ -199,7 +225,7 @@ impl Oracle<'_> {
         }
         let may_be = match service {
             None => World::is_unallocated(to.ip()) || !refusal::can_be_made(sent, packet),
-            Some(service) if !service.may_be_dialled_by(from.ip()) => true,
+            Some(service) if !service.may_be_dialled_by(from.ip()) || World::is_nobodys_client(from.ip()) => true,
             Some(service) if service.backends.is_empty() => {
                 service.verdict == lb_common::Verdict::Drop || !refusal::can_be_made(sent, packet)
             }
@@ -220,13 +246,17 @@ impl Oracle<'_> {
             return Err("what goes out was answered".into());
         }
         let flow = self.shadow.by_request(&(packet.protocol, from, to));
-        if let Some(flow) = flow.filter(|flow| flow.must_go_on(packet.opens_tcp(&sent.bytes))) {
+        if let Some(flow) = flow.filter(|flow| flow.must_go_on(packet.opens(&sent.bytes))) {
             return Err(format!("a packet of a flow that goes on was refused: {flow:?}"));
         }
         if !Self::opens(packet, &sent.bytes) {
             return Err("a segment of a connection was refused".into());
         }
+        if self.shadow.guarded(&(packet.protocol, from, to)) == Some(true) {
+            return Err("an answer to a NodePort was refused".into());
+        }
         let is_right = match self.world.service_at(packet.protocol, to) {
+            Some(_) if World::is_nobodys_client(from.ip()) => false,
             Some(service) => service.backends.is_empty() && service.verdict == lb_common::Verdict::Reject,
             None => World::is_cluster_ip(to.ip()),
         };
@@ -245,22 +275,19 @@ impl Oracle<'_> {
             return self.error(sent, packet, out);
         }
         let is = Anatomy::of(&out.bytes, sent.program.has_link_header()).ok_or("it is no IP any more")?;
-        let Some(was) = packet.ends(&sent.bytes) else {
-            return self.piece(sent, packet, out);
-        };
+        let was = packet.ends(&sent.bytes).ok_or("a packet without ports was changed")?;
         let now = is.ends(&out.bytes).ok_or("it has no ports any more")?;
         let mut edits = Edits::default();
-        edits.ends(packet, was, now);
+        edits.ends(packet, now);
         same_but_for(&edits, &[(packet, &is)], &sent.bytes, &out.bytes)?;
-        let fate = if sent.program.is_egress() {
-            self.answer(sent, packet, was, now)?
-        } else {
-            self.request(sent, packet, was, now, out.mark)?
-        };
-        if let Some(piece) = packet.fragment {
-            self.shadow.learn_piece(was, piece, now);
+        if piece::is_without_checksum(packet) && (was.0.port(), was.1.port()) != (now.0.port(), now.1.port()) {
+            return Err("a piece of an SCTP packet got other ports, which no checksum can follow".into());
         }
-        Ok(fate)
+        if sent.program.is_egress() {
+            self.answer(sent, packet, was, now)
+        } else {
+            self.request(sent, packet, was, now, out.mark)
+        }
     }
 
     /// A request became one to a backend.
@@ -275,6 +302,9 @@ impl Oracle<'_> {
         let ends = (packet.protocol, client, frontend);
         // A mark that was there before tells nothing.
         let is_masqueraded = (sent.mark & MASQUERADE == 0).then_some(mark & MASQUERADE != 0);
+        if self.shadow.guarded(&ends) == Some(true) {
+            return Err("an answer to a NodePort was taken for a request".into());
+        }
         let known = self.shadow.by_request(&ends).cloned();
         let flow = Flow {
             protocol: packet.protocol,
@@ -297,14 +327,20 @@ impl Oracle<'_> {
             is_same && !(is_over && Self::opens(packet, &sent.bytes))
         });
         if goes_on {
-            self.shadow
-                .confirm(&ends, packet.opens_tcp(&sent.bytes), is_masqueraded);
+            self.shadow.confirm(&ends, packet.opens(&sent.bytes), is_masqueraded);
         } else {
-            if let Some(known) = known.filter(|known| known.must_go_on(packet.opens_tcp(&sent.bytes))) {
+            if let Some(known) = known.filter(|known| known.must_go_on(packet.opens(&sent.bytes))) {
                 return Err(format!("a flow that goes on became another: {known:?}, now {flow:?}"));
             }
-            let masquerades = self.begins(sent, packet, &flow)?;
-            if !says(Some(masquerades)) {
+            let is_unseen = self.shadow.is_unseen(&ends);
+            // Since when an unseen one has been there, nobody knows.
+            let masquerades = match is_unseen {
+                true => is_masqueraded,
+                false => Some(self.begins(sent, packet, &flow)?),
+            };
+            if let Some(masquerades) = masquerades
+                && !says(Some(masquerades))
+            {
                 return Err(format!("masquerading should be {masquerades}: {flow:?}"));
             }
             let held = self.shadow.by_answer(&flow.answer());
@@ -312,11 +348,13 @@ impl Oracle<'_> {
                 return Err(format!("the answers of {held:?} are now those of {flow:?}"));
             }
             self.shadow.learn(Flow {
-                is_masqueraded: Some(masquerades),
+                is_masqueraded: masquerades,
+                may_be_torn: is_unseen,
+                is_certain: !is_unseen,
                 ..flow
             });
         }
-        if packet.closes_tcp(&sent.bytes) {
+        if packet.closes(&sent.bytes) {
             self.shadow.close(&ends);
         }
         Ok(Fate::Request(ends))
@@ -331,6 +369,11 @@ impl Oracle<'_> {
         let service: &Service = service.ok_or_else(|| format!("no service is there: {flow:?}"))?;
         if !service.may_be_dialled_by(flow.client.ip()) {
             return Err(format!("the client is in no source range: {flow:?}"));
+        }
+        if World::is_nobodys_client(flow.client.ip()) {
+            return Err(format!(
+                "the client has an address of the node or of a service: {flow:?}"
+            ));
         }
         let backend = service
             .backends
@@ -354,47 +397,50 @@ impl Oracle<'_> {
         now: (SocketAddr, SocketAddr),
     ) -> Result<Fate, Fault> {
         let ends = (packet.protocol, from, to);
+        if self.shadow.is_unseen(&(packet.protocol, now.1, now.0)) {
+            return Ok(Fate::Answer);
+        }
         let flow = self.shadow.by_answer(&ends).cloned();
         let flow = flow.ok_or_else(|| format!("the answer of no flow became {now:?}"))?;
         if now != (flow.frontend, flow.answered()) {
             return Err(format!("an answer became {now:?}, of {flow:?}"));
         }
-        if packet.closes_tcp(&sent.bytes) {
+        if packet.closes(&sent.bytes) {
             self.shadow.close_answer(&ends);
         }
         Ok(Fate::Answer)
     }
 
-    /// A later piece of a datagram was changed.
-    fn piece(&self, sent: &Sent, packet: &Anatomy, out: &Outcome) -> Result<Fate, Fault> {
-        let fragment = packet.fragment.ok_or("a packet without ports was changed")?;
-        let is = Anatomy::of(&out.bytes, sent.program.has_link_header()).ok_or("it is no IP any more")?;
-        let ends = |packet: &Anatomy| {
-            (
-                SocketAddr::new(packet.source, 0),
-                SocketAddr::new(packet.destination, 0),
-            )
+    /// Whether an error is about a flow that nobody has seen, so that nobody knows what it must become.
+    fn is_about_unseen(&self, sent: &Sent, packet: &Anatomy, out: &Outcome) -> bool {
+        let sends = if sent.program.is_egress() {
+            &out.bytes
+        } else {
+            &sent.bytes
         };
-        let first = self.shadow.piece(ends(packet), fragment);
-        let first = first.ok_or("a piece of a datagram was changed whose first piece was not")?;
-        if (first.0.ip(), first.1.ip()) != (is.source, is.destination) {
-            return Err(format!(
-                "a piece of a datagram goes elsewhere than its first, to {first:?}"
-            ));
-        }
-        let mut edits = Edits::default();
-        edits.addresses(packet, is.source, is.destination);
-        same_but_for(&edits, &[(packet, &is)], &sent.bytes, &out.bytes)?;
-        Ok(Fate::Piece)
+        let Some(quoted) = packet.of_quoted(sends) else {
+            return false;
+        };
+        quoted.ends(sends).is_some_and(|(from, to)| {
+            let request = if sent.program.is_egress() {
+                (from, to)
+            } else {
+                (to, from)
+            };
+            self.shadow.is_unseen(&(quoted.protocol, request.0, request.1))
+        })
     }
 
     /// An error was changed.
     fn error(&self, sent: &Sent, packet: &Anatomy, out: &Outcome) -> Result<Fate, Fault> {
+        if self.is_about_unseen(sent, packet, out) {
+            return Ok(Fate::Error);
+        }
         let flow = self
             .quoted(sent, packet)
             .ok_or("an error about nothing of ours was changed")?;
         let quoted = packet.of_quoted(&sent.bytes).ok_or("nothing is quoted")?;
-        let was = quoted.ends(&sent.bytes).ok_or("no ports are quoted")?;
+        quoted.ends(&sent.bytes).ok_or("no ports are quoted")?;
         let (source, destination, now): (IpAddr, IpAddr, _) = if sent.program.is_egress() {
             // A router speaks for itself, a backend for the frontend.
             let speaks = packet.source == flow.backend.ip();
@@ -405,7 +451,7 @@ impl Oracle<'_> {
         };
         let mut edits = Edits::default();
         edits.addresses(packet, source, destination);
-        edits.ends(&quoted, was, now);
+        edits.ends(&quoted, now);
         let is = Anatomy::of(&out.bytes, sent.program.has_link_header()).ok_or("it is no IP any more")?;
         let is_quoted = is.of_quoted(&out.bytes).ok_or("nothing is quoted any more")?;
         same_but_for(&edits, &[(packet, &is), (&quoted, &is_quoted)], &sent.bytes, &out.bytes)?;
@@ -427,7 +473,7 @@ fn is_sound_error(packet: &Anatomy, bytes: &[u8]) -> bool {
     };
     packet.is_plain(bytes)
         && packet.transport_error(bytes) == 0
-        && quoted.fragment.is_none()
-        && quoted.extensions <= 3
+        && packet.fragment.is_none()
+        && quoted.is_within_bounds()
         && bytes.len() >= quoted.transport + 8
 }

@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, MapData};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader, Pod, TestRun as _, TestRunOptions};
 use lb_common::{
-    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, FlowKey, FlowValue, PrefixKey, Scoped, ServiceKey,
-    ServiceValue, config, maps,
+    Address, AddressValue, AffinityKey, AffinityValue, BackendValue, FlowKey, FlowValue, FragmentKey, FragmentValue,
+    PrefixKey, Scoped, ServiceKey, ServiceValue, config,
+    fragment::{FRAGMENT_TIMEOUT, HELD_MAX},
+    maps,
 };
 
 /// Nanoseconds after which a silent UDP flow is over here: longer than any run of one script takes.
@@ -25,7 +27,7 @@ const MARK: std::ops::Range<usize> = 8..12;
 const GSO_SEGMENTS: std::ops::Range<usize> = 164..168;
 const GSO_SIZE: std::ops::Range<usize> = 176..180;
 const CONTEXT: usize = 192;
-/// Longer than anything that a program makes a packet longer by.
+/// Longer than anything that a program makes a packet longer by, but where it becomes one that was held.
 const GROWTH: usize = 256;
 
 /// An entry point for packets.
@@ -147,7 +149,7 @@ impl Programs {
         context[GSO_SIZE].copy_from_slice(&gso_size.to_ne_bytes());
         context[GSO_SEGMENTS].copy_from_slice(&u32::from(gso_size != 0).to_ne_bytes());
         let mut context_out = [0; CONTEXT];
-        let mut out = vec![0; bytes.len() + GROWTH];
+        let mut out = vec![0; bytes.len().max(HELD_MAX) + GROWTH];
         let result = loaded.test_run(TestRunOptions {
             data_in: Some(bytes),
             data_out: Some(&mut out),
@@ -158,7 +160,9 @@ impl Programs {
         let result = match result {
             Ok(result) => result,
             Err(_) if is_too_short(bytes) => return Ok(None),
-            Err(error) => bail!("the kernel does not run {name} on {} bytes: {error}", bytes.len()),
+            Err(error) => {
+                return Err(error).with_context(|| format!("the kernel does not run {name} on {} bytes", bytes.len()));
+            }
         };
         out.truncate(result.data_size_out as usize);
         let mut mark = [0; 4];
@@ -225,10 +229,22 @@ impl Programs {
         rows.iter().collect::<Result<_, _>>().context("reading the flow table")
     }
 
-    /// Forgets all flows and the affinity of all clients.
+    /// Makes what is known of every datagram in pieces so old that it says nothing any more.
+    pub fn expire_fragments(&mut self) -> Result<()> {
+        let mut rows = self.hash::<FragmentKey, FragmentValue>(maps::FRAGMENTS)?;
+        let all: Vec<_> = rows.iter().collect::<Result<_, _>>().context("reading the fragments")?;
+        for (key, row) in all {
+            let since = row.since.saturating_sub(2 * FRAGMENT_TIMEOUT);
+            rows.insert(key, FragmentValue { since, ..row }, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets all flows, the affinity of all clients and all datagrams in pieces.
     pub fn forget(&mut self) -> Result<()> {
         clear(&mut self.hash::<FlowKey, FlowValue>(maps::FLOWS)?);
         clear(&mut self.hash::<AffinityKey, AffinityValue>(maps::AFFINITY)?);
+        clear(&mut self.hash::<FragmentKey, FragmentValue>(maps::FRAGMENTS)?);
         Ok(())
     }
 

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use super::anatomy::{Anatomy, ETHERNET, ICMP_HEADER, protocol};
 use super::oracle::{Fault, Sent};
 
-/// Whether the programs can and may answer such a packet: what has options, or is to be cut into segments, they drop, as
-/// what no single host can have sent.
+/// Whether the programs can and may answer such a packet: what has options, a VLAN tag in its bytes, or is to be cut into
+/// segments, they drop, as what no single host can have sent.
 #[must_use]
 pub fn can_be_made(sent: &Sent, packet: &Anatomy) -> bool {
     let header = if packet.is_v4() { 20 } else { 40 };
-    sent.gso_size == 0 && packet.transport == packet.network + header && is_one_host(packet.source)
+    sent.gso_size == 0 && packet.tags == 0 && packet.transport == packet.network + header && is_one_host(packet.source)
 }
 
 /// RFC 1122 3.2.2, RFC 4443 2.4 e.6: whether errors may be told there.

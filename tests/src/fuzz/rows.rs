@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use lb_common::flow::{FORWARD, REVERSE};
+use lb_common::flow::{FORWARD, GUARD, REVERSE};
 use lb_common::{Address, FlowKey, FlowValue, Port};
 
 use super::oracle::Fault;
@@ -46,18 +46,35 @@ pub fn pair(programs: &mut Programs, flow: &Flow) -> Result<Result<(), Fault>> {
     )))
 }
 
-/// Fails if the table has a row of a flow that nobody has seen: what is refused or dropped leaves nothing behind.
+/// The requests of the flow whose row of answers this is, which go to `to`.
+fn requests(protocol: u8, row: &FlowValue, to: SocketAddr) -> Ends {
+    let (client, frontend) = ends(row, to);
+    (protocol, client, frontend)
+}
+
+/// Whether a guard says nothing else.
+fn is_bare(row: &FlowValue) -> bool {
+    let flags = GUARD;
+    *row == FlowValue {
+        last_seen: row.last_seen,
+        flags,
+        ..FlowValue::EMPTY
+    }
+}
+
+/// Fails if the table has a row of a flow that nobody has seen: what is refused or dropped leaves nothing behind. A
+/// guard has no other row, and is there for nothing but what has left from a NodePort.
 pub fn all(programs: &mut Programs, shadow: &Shadow) -> Result<Result<(), Fault>> {
     for (key, row) in programs.flows()? {
         let from = SocketAddr::new(key.source.into(), key.source_port.get());
         let to = SocketAddr::new(key.destination.into(), key.destination_port.get());
         let packet = (key.protocol, from, to);
-        let known = match key.direction {
-            FORWARD => shadow.by_request(&packet),
-            REVERSE => shadow.by_answer(&packet),
-            _ => continue,
+        let is_known = match key.direction {
+            FORWARD if row.flags & GUARD != 0 => shadow.guarded(&packet).is_some() && is_bare(&row),
+            FORWARD => shadow.by_request(&packet).is_some() || shadow.is_unseen(&packet),
+            _ => shadow.by_answer(&packet).is_some() || shadow.is_unseen(&requests(key.protocol, &row, to)),
         };
-        if known.is_none() {
+        if !is_known {
             return Ok(Err(format!("{packet:?} has a row of no flow: {row:?}")));
         }
     }

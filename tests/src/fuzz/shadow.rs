@@ -1,10 +1,11 @@
 //! The flows that the programs have been seen to translate: what a packet must become is read from here, and not from
 //! their own table.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
-use super::anatomy::{Fragment, protocol};
+use super::anatomy::protocol;
+use super::pieces::Datagrams;
 
 /// Protocol, source and destination of a packet.
 pub type Ends = (u8, SocketAddr, SocketAddr);
@@ -24,13 +25,13 @@ pub struct Flow {
     pub backend: SocketAddr,
     /// Whether it asks the kernel to masquerade, if that could be seen.
     pub is_masqueraded: Option<bool>,
-    /// A FIN or RST was seen.
+    /// The packet of an end was seen, such as a FIN or ABORT.
     pub is_closing: bool,
     /// Nothing has happened since its last packet that could have ended it: it must go on.
     pub is_certain: bool,
-    /// TCP: nothing has happened since its SYN that lets another SYN begin another flow.
+    /// TCP, SCTP: nothing has happened since its first packet that lets another such begin another flow.
     pub is_undisturbed: bool,
-    /// TCP: one of its rows may be gone, and the other still there. A datagram would see to that.
+    /// TCP, SCTP: one of its rows may be gone, and the other still there. A datagram would see to that.
     pub may_be_torn: bool,
 }
 
@@ -53,17 +54,21 @@ impl Flow {
     }
 
     /// Whether another request must belong to it too: what happened to its
-    /// backend is of account to a SYN only.
+    /// backend is of account to a SYN or INIT only.
     #[must_use]
-    pub fn must_go_on(&self, opens_tcp: bool) -> bool {
-        self.is_certain && (self.is_undisturbed || !opens_tcp)
+    pub fn must_go_on(&self, opens: bool) -> bool {
+        self.is_certain && (self.is_undisturbed || !opens)
     }
 
     /// Whether it must have both its rows. A connection that is closing has no claim to its answers any more, and passes
     /// its last segments without.
     #[must_use]
     pub fn has_both_rows(&self) -> bool {
-        self.protocol != protocol::TCP || self.is_certain
+        !self.is_connected() || self.is_certain
+    }
+
+    fn is_connected(&self) -> bool {
+        self.protocol != protocol::UDP
     }
 
     /// Its answers, as the backend sends them.
@@ -79,8 +84,13 @@ pub struct Shadow {
     flows: Vec<Flow>,
     by_request: HashMap<Ends, usize>,
     by_answer: HashMap<Ends, usize>,
-    /// Datagrams that came in pieces: what became of the first.
-    pieces: HashMap<(SocketAddr, SocketAddr, u32), (SocketAddr, SocketAddr)>,
+    /// Requests that are no client's: who sent from that NodePort waits for an answer. Whether that is certain.
+    guards: HashMap<Ends, bool>,
+    /// Requests of flows that may have begun although their packet was dropped.
+    unseen: HashSet<Ends>,
+    is_torn: bool,
+    /// Datagrams that came in pieces.
+    pub datagrams: Datagrams,
 }
 
 impl Shadow {
@@ -105,20 +115,23 @@ impl Shadow {
     /// A flow has been seen, for the first time or as it is by now.
     pub fn learn(&mut self, flow: Flow) {
         let index = self.flows.len();
+        self.guards.remove(&flow.request());
+        self.unseen.remove(&flow.request());
         self.by_request.insert(flow.request(), index);
         self.by_answer.insert(flow.answer(), index);
         self.flows.push(flow);
     }
 
     /// A packet of the flow with these requests has passed, and was seen to be masqueraded or not.
-    pub fn confirm(&mut self, request: &Ends, opens_tcp: bool, is_masqueraded: Option<bool>) {
+    pub fn confirm(&mut self, request: &Ends, opens: bool, is_masqueraded: Option<bool>) {
         if let Some(&index) = self.by_request.get(request) {
+            self.guards.remove(request);
             let flow = &mut self.flows[index];
-            if !flow.must_go_on(opens_tcp) || flow.is_masqueraded.is_none() {
+            if !flow.must_go_on(opens) || flow.is_masqueraded.is_none() {
                 // Unseen, it may have become another between the same ends.
                 flow.is_masqueraded = is_masqueraded;
             }
-            flow.is_undisturbed |= opens_tcp;
+            flow.is_undisturbed |= opens;
             flow.is_certain =
                 !flow.is_closing && !flow.may_be_torn && self.by_answer.get(&flow.answer()) == Some(&index);
         }
@@ -146,13 +159,15 @@ impl Shadow {
             flow.is_certain = false;
             flow.is_undisturbed = false;
         }
+        self.guards.values_mut().for_each(|is_certain| *is_certain = false);
     }
 
     /// A row has been evicted, of whichever flow.
     pub fn tear(&mut self) {
         for flow in &mut self.flows {
-            flow.may_be_torn = flow.protocol == protocol::TCP;
+            flow.may_be_torn = flow.is_connected();
         }
+        self.is_torn = true;
     }
 
     /// The client of the flow with these answers has opened a connection to its backend itself, from the same port.
@@ -163,20 +178,38 @@ impl Shadow {
         }
     }
 
-    /// What the first piece of a datagram became.
-    pub fn learn_piece(&mut self, was: (SocketAddr, SocketAddr), piece: Fragment, is: (SocketAddr, SocketAddr)) {
-        self.pieces
-            .insert((without_port(was.0), without_port(was.1), piece.id), is);
+    /// A datagram has left from a NodePort: its answer, which comes with these ends, is no request.
+    pub fn guard(&mut self, answer: Ends) {
+        match self.by_request(&answer) {
+            None => {
+                self.guards.insert(answer, true);
+            }
+            // It is the answer to a client, whose row stays, if it is there still.
+            Some(_) if self.is_torn => {
+                self.guards.insert(answer, false);
+            }
+            Some(_) => {}
+        }
     }
 
-    /// What the first piece of this piece's datagram became.
+    /// Whether a packet must not be taken for a request, if there is any sign of that.
     #[must_use]
-    pub fn piece(&self, was: (SocketAddr, SocketAddr), piece: Fragment) -> Option<(SocketAddr, SocketAddr)> {
-        let key = (without_port(was.0), without_port(was.1), piece.id);
-        self.pieces.get(&key).copied()
+    pub fn guarded(&self, ends: &Ends) -> Option<bool> {
+        self.guards.get(ends).copied()
     }
-}
 
-fn without_port(end: SocketAddr) -> SocketAddr {
-    SocketAddr::new(end.ip(), 0)
+    /// A packet was dropped after its flow may have begun, or begun anew.
+    pub fn begin_unseen(&mut self, request: Ends) {
+        if let Some(&index) = self.by_request.get(&request) {
+            self.flows[index].is_certain = false;
+            self.flows[index].may_be_torn = true;
+        }
+        self.unseen.insert(request);
+    }
+
+    /// Whether there may be such a flow.
+    #[must_use]
+    pub fn is_unseen(&self, request: &Ends) -> bool {
+        self.unseen.contains(request)
+    }
 }

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result};
 use lb_common::{
     Address, PrefixKey, Verdict,
-    address::{CLUSTER_IP, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
+    address::{CLUSTER_IP, EXTERNAL, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::SERVING,
     maps::CIDRS,
     prefix::{INSIDE, SERVICES},
@@ -18,11 +18,11 @@ use lb_common::{
 };
 
 pub use self::service::{Backend, BackendChange, Service};
-use super::anatomy::protocol::{TCP, UDP};
+use super::anatomy::protocol::{SCTP, TCP, UDP};
 use super::programs::Programs;
 
 /// What services are made for: a protocol that is added here is added to all there is.
-pub const PROTOCOLS: [(u8, &str); 2] = [(TCP, "tcp"), (UDP, "udp")];
+pub const PROTOCOLS: [(u8, &str); 3] = [(TCP, "tcp"), (UDP, "udp"), (SCTP, "sctp")];
 
 /// Most backends that a service has.
 const MOST_BACKENDS: usize = 4;
@@ -66,6 +66,8 @@ pub mod network {
     pub const CLIENTS: u8 = 1;
     /// Pods with backends.
     pub const BACKENDS: u8 = 2;
+    /// A load balancer, with the host number 1, of which the node serves some ports.
+    pub const EXTERNAL: u8 = 7;
     /// Routers, which send errors.
     pub const ROUTERS: u8 = 8;
     /// Others that have nothing to do with all this.
@@ -88,7 +90,7 @@ pub enum Change {
     Backend(String, usize, BackendChange),
     /// A service goes, or comes.
     Service(String, bool),
-    /// All flows have been silent for too long.
+    /// All flows have been silent for too long, and the pieces of all datagrams.
     Expire,
     /// A row of the flow table is evicted: the one that has this number, in the order of their keys.
     Evict(usize),
@@ -127,6 +129,7 @@ impl World {
     fn add_services(&mut self, family: Family, protocol: u8, protocol_name: &str) {
         let at = |host, port| SocketAddr::new(family.address(network::FRONTENDS, host), port);
         let node_port = SocketAddr::new(family.address(network::NODE, 1), NODE_PORT);
+        let external = SocketAddr::new(family.address(network::EXTERNAL, 1), 80);
         let pod = |host, port| SocketAddr::new(family.address(network::BACKENDS, host), port);
         let itself = SocketAddr::new(family.address(network::CLIENTS, 1), TARGET);
         let three = [pod(1, TARGET), pod(2, TARGET), pod(3, TARGET)];
@@ -139,8 +142,8 @@ impl World {
             affinity: 0,
         };
         let kinds = [
-            // Three frontends: one client port may come to one backend by each of them.
-            kind("web", &[at(1, 80), at(2, 80), node_port], &three),
+            // Several frontends: one client port may come to one backend by each of them.
+            kind("web", &[at(1, 80), at(2, 80), node_port, external], &three),
             // The port stays.
             kind("dns", &[at(3, 53), at(3, 54)], &[pod(4, 53)]),
             Kind {
@@ -210,10 +213,28 @@ impl World {
         self.services.iter().find(is_it)
     }
 
-    /// Whether services are dialled at an address.
+    /// Whether services may be dialled at an address.
     #[must_use]
     pub fn is_frontend(address: IpAddr) -> bool {
-        Self::is_cluster_ip(address) || address == Family::of(address).address(network::NODE, 1)
+        let external = Family::of(address).address(network::EXTERNAL, 1);
+        Self::is_cluster_ip(address) || Self::is_node(address) || address == external
+    }
+
+    /// Whether NodePorts are served at an address.
+    #[must_use]
+    pub fn is_node(address: IpAddr) -> bool {
+        address == Family::of(address).address(network::NODE, 1)
+    }
+
+    /// Whether no client elsewhere has an address: it is the node's, or a service's.
+    #[must_use]
+    pub fn is_nobodys_client(address: IpAddr) -> bool {
+        let family = Family::of(address);
+        let others = [
+            family.address(network::NODE, 2),
+            family.address(network::FRONTENDS, ANOTHERS),
+        ];
+        Self::is_node(address) || Self::is_cluster_ip(address) || others.contains(&address)
     }
 
     /// Whether an address is a service's, so that its other ports are refused.
@@ -242,6 +263,7 @@ impl World {
             programs.set_address(family.address(network::NODE, 1).into(), NODE_PORTS)?;
             programs.set_address(family.address(network::NODE, 2).into(), HOST_NODE_PORTS)?;
             programs.set_address(family.address(network::FRONTENDS, ANOTHERS).into(), FOREIGN)?;
+            programs.set_address(family.address(network::EXTERNAL, 1).into(), EXTERNAL)?;
             for host in cluster_ips() {
                 programs.set_address(family.address(network::FRONTENDS, host).into(), CLUSTER_IP)?;
             }

@@ -17,8 +17,9 @@ pub fn fragments(frame: &[u8], size: usize, identification: u16) -> Result<Vec<V
     } else {
         Ipv6Header::LEN
     };
-    let (ip, payload) = packet.split_at(header);
+    let (ip, payload) = packet.split_at_checked(header).context("an IP header cut short")?;
     let parts: Vec<_> = payload.chunks(size).collect();
+    ensure!(!parts.is_empty(), "a packet without payload has no fragments");
     let last = parts.len() - 1;
     let mut fragments = Vec::new();
     for (index, part) in parts.into_iter().enumerate() {

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use lb_common::{
     Counter,
     address::{CLUSTER_IP, EXTERNAL},
+    fragment::HELD_PER_DATAGRAM,
     maps,
 };
 use lb_tests::packet::fragments;
@@ -247,5 +248,44 @@ fn what_waits_in_vain_for_its_first_fragment_is_counted_when_its_place_is_taken(
         let dropped = datapath.counter(Counter::DroppedFragment);
         assert!(dropped >= 100, "{dropped}");
         assert_eq!(dropped + datapath.held() as u64, u64::from(sent));
+    }
+}
+
+#[test]
+fn an_answer_that_is_none_of_ours_is_not_mistaken_for_one_with_its_identification() {
+    for family in Family::BOTH {
+        let datapath = with_service(family);
+        let request = frame(Transport::Udp, client(family), frontend(family), 0);
+        datapath.run(Hook::PodIngress, &request);
+        let translated = piece(Piece::First, backend(family, 1), client(family), 7);
+        assert_ne!(datapath.run(Hook::Egress, &translated).frame, translated);
+        let other = SocketAddr::new(backend(family, 1).ip(), 9);
+        for which in [Piece::First, Piece::Last] {
+            let sent = piece(which, other, client(family), 7);
+            let out = datapath.run(Hook::Egress, &sent);
+            assert!(out.verdict == PASS && out.frame == sent, "{which:?}");
+        }
+    }
+}
+
+#[test]
+fn a_datagram_of_more_pieces_than_are_held_is_dropped_as_a_whole() {
+    for family in Family::BOTH {
+        let mut datapath = with_service(family);
+        let whole = crate::frame::raw(client(family).ip(), frontend(family).ip(), UDP, &[0; 16 * 60]);
+        let mut pieces = fragments(&whole, 16, 7).unwrap();
+        let ports = [
+            client(family).port().to_be_bytes(),
+            frontend(family).port().to_be_bytes(),
+        ]
+        .concat();
+        let at = pieces[0].len() - 16;
+        pieces[0][at..at + 4].copy_from_slice(&ports);
+        for piece in pieces.iter().rev() {
+            assert_eq!(datapath.run(Hook::PodIngress, piece).verdict, DROP);
+        }
+        let lost = pieces.len() as u64 - u64::from(HELD_PER_DATAGRAM);
+        assert_eq!(datapath.counter(Counter::DroppedFragment), lost);
+        assert_eq!(datapath.held(), usize::from(HELD_PER_DATAGRAM));
     }
 }

@@ -14,15 +14,18 @@ pub(crate) const NODE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 pub(crate) enum Transport {
     Tcp,
     Udp,
+    Sctp,
 }
 
 impl Transport {
+    /// Those that every test of what is not the protocol's own is for.
     pub(crate) const BOTH: [Self; 2] = [Self::Tcp, Self::Udp];
 
     pub(crate) fn number(self) -> u8 {
         match self {
             Self::Tcp => IpNumber::TCP.0,
             Self::Udp => IpNumber::UDP.0,
+            Self::Sctp => IpNumber::SCTP.0,
         }
     }
 }
@@ -33,13 +36,23 @@ pub(crate) const SYN: u8 = 0x02;
 pub(crate) const RST: u8 = 0x04;
 pub(crate) const ACK: u8 = 0x10;
 
-/// A frame with a TCP segment, or a datagram, whose flags are then of no account.
+/// Types of SCTP chunks (RFC 9260 3.2).
+pub(crate) const DATA: u8 = 0;
+pub(crate) const INIT: u8 = 1;
+pub(crate) const INIT_ACK: u8 = 2;
+pub(crate) const ABORT: u8 = 6;
+pub(crate) const COOKIE_ACK: u8 = 11;
+pub(crate) const SHUTDOWN_COMPLETE: u8 = 14;
+
+/// A frame with a TCP segment, or a datagram, whose flags are then of no account, or what SCTP has in place of a
+/// segment with these flags.
 pub(crate) fn frame(transport: Transport, source: SocketAddr, destination: SocketAddr, flags: u8) -> Vec<u8> {
     let payload = b"GET / of a test";
     let length = payload.len()
         + match transport {
             Transport::Tcp => TcpHeader::MIN_LEN,
             Transport::Udp => UdpHeader::LEN,
+            Transport::Sctp => return sctp(source, destination, chunk(flags), 20),
         };
     let ip = headers(source.ip(), destination.ip(), transport.number(), length);
     let mut bytes = link(&ip);
@@ -65,9 +78,42 @@ pub(crate) fn frame(transport: Transport, source: SocketAddr, destination: Socke
             .write(&mut bytes)
             .unwrap();
         }
+        Transport::Sctp => {}
     }
     bytes.extend_from_slice(payload);
     bytes
+}
+
+fn chunk(flags: u8) -> u8 {
+    match (flags & (RST | FIN) != 0, flags & SYN != 0, flags & ACK != 0) {
+        (true, ..) => ABORT,
+        (_, true, false) => INIT,
+        (_, true, true) => INIT_ACK,
+        _ => DATA,
+    }
+}
+
+/// A frame with an SCTP packet whose first chunk is of this type and has so many bytes.
+pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, chunk: u8, length: u16) -> Vec<u8> {
+    let mut sctp = Vec::new();
+    sctp.extend_from_slice(&from.port().to_be_bytes());
+    sctp.extend_from_slice(&to.port().to_be_bytes());
+    sctp.extend_from_slice(&[0xab, 0xcd, 0xef, 0x01, 0, 0, 0, 0, chunk, 0]);
+    sctp.extend_from_slice(&length.to_be_bytes());
+    sctp.extend((4..length).map(|byte| byte.to_be_bytes()[1]));
+    let checksum = crc(&sctp);
+    sctp[SCTP_CHECKSUM].copy_from_slice(&checksum);
+    raw(from.ip(), to.ip(), IpNumber::SCTP.0, &sctp)
+}
+
+/// Where the checksum stands in an SCTP packet.
+pub(crate) const SCTP_CHECKSUM: std::ops::Range<usize> = 8..12;
+
+/// RFC 9260 appendix A: over the packet with zeros in its place, and the lowest byte of the CRC comes first.
+fn crc(sctp: &[u8]) -> [u8; 4] {
+    let mut sctp = sctp.to_vec();
+    sctp[SCTP_CHECKSUM].fill(0);
+    crc32c::crc32c(&sctp).to_le_bytes()
 }
 
 /// A frame with `payload` of any protocol behind its IP header.
@@ -184,7 +230,10 @@ fn read_ip(bytes: &[u8], ether_type: EtherType) -> Seen {
             payload,
         )
     };
-    let no_checksum = protocol == IpNumber::UDP.0 && payload[6..8] == [0, 0];
+    if protocol == IpNumber::SCTP.0 {
+        assert_eq!(payload[SCTP_CHECKSUM], crc(payload), "CRC32c");
+    }
+    let no_checksum = protocol == IpNumber::SCTP.0 || protocol == IpNumber::UDP.0 && payload[6..8] == [0, 0];
     if !no_checksum {
         assert_eq!(
             sum(source, destination, protocol, payload),

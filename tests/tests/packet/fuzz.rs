@@ -47,7 +47,16 @@ fn play(seed: u64) {
         }
         episode += 1;
     }
-    for fate in ["untouched", "dropped", "refused", "request", "answer", "error"] {
+    for fate in [
+        "untouched",
+        "dropped",
+        "refused",
+        "request",
+        "answer",
+        "error",
+        "piece",
+        "released",
+    ] {
         let count = fuzzer.tally().of(fate);
         assert!(count > packets / 500, "only {count} packets: {fate}");
     }

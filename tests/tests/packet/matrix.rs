@@ -7,11 +7,12 @@
 use std::net::{IpAddr, SocketAddr};
 
 use lb_common::config::DEFAULT_MASQUERADE_MARK as MARK;
+use lb_tests::packet::fragments;
 
 use crate::{
     Family, backend, client,
     datapath::{Datapath, Hook, PASS},
-    frame::{SYN, Transport, error, frame, packet_of},
+    frame::{SCTP_CHECKSUM, SYN, Transport, error, frame, packet_of},
     frontend,
 };
 
@@ -25,7 +26,7 @@ struct Protocol {
     frame: fn(Transport, SocketAddr, SocketAddr) -> Vec<u8>,
 }
 
-const PROTOCOLS: [Protocol; 3] = [
+const PROTOCOLS: [Protocol; 5] = [
     Protocol {
         name: "TCP",
         transport: Transport::Tcp,
@@ -43,6 +44,18 @@ const PROTOCOLS: [Protocol; 3] = [
         transport: Transport::Udp,
         target: 8080,
         frame: without_checksum,
+    },
+    Protocol {
+        name: "SCTP",
+        transport: Transport::Sctp,
+        target: 8080,
+        frame: with_checksum,
+    },
+    Protocol {
+        name: "SCTP whose port stays",
+        transport: Transport::Sctp,
+        target: 80,
+        frame: with_checksum,
     },
 ];
 
@@ -63,6 +76,8 @@ fn without_checksum(transport: Transport, from: SocketAddr, to: SocketAddr) -> V
 enum Shape {
     /// The packet itself.
     Packet,
+    /// The first piece of it, with its header.
+    Piece,
     /// A router's error about it, that quotes all of it.
     Error,
     /// The same of a router that quotes its IP header and the eight bytes behind it, as RFC 792 had it.
@@ -72,7 +87,18 @@ enum Shape {
 }
 
 impl Shape {
-    const ALL: [Self; 4] = [Self::Packet, Self::Error, Self::ErrorCutShort, Self::Refusal];
+    const ALL: [Self; 5] = [
+        Self::Packet,
+        Self::Piece,
+        Self::Error,
+        Self::ErrorCutShort,
+        Self::Refusal,
+    ];
+
+    /// Whether it goes where the packet goes, and does not come back from there.
+    fn is_of_sender(self) -> bool {
+        matches!(self, Self::Packet | Self::Piece)
+    }
 
     /// What comes of a `packet` from one end to another, seen by the one who sent it: the packet, or the error to
     /// `sender` about it, of `receiver` or of a router.
@@ -88,6 +114,7 @@ impl Shape {
         let whole = packet_of(packet).len();
         match self {
             Self::Packet => packet.to_vec(),
+            Self::Piece => fragments(packet, 24, 7).unwrap().swap_remove(0),
             Self::Error => error(router, sender, too_big, packet, whole),
             Self::ErrorCutShort => error(router, sender, too_big, packet, header + 8),
             Self::Refusal => error(receiver, sender, port, packet, whole),
@@ -131,19 +158,23 @@ fn case(protocol: &Protocol, family: Family, shape: Shape, way: Way) -> Case {
     let of = |packet: &[u8], from: SocketAddr, to: SocketAddr| shape.of(family, packet, from.ip(), to.ip());
     let is_to_client = matches!(way, Way::Reverse);
     // An error goes the way that its subject came.
-    let (was, is) = if is_to_client == matches!(shape, Shape::Packet) {
+    let (was, is) = if is_to_client == shape.is_of_sender() {
         ((backend, client), (frontend, client))
     } else {
         ((client, frontend), (client, backend))
     };
-    let (was, is) = match shape {
-        Shape::Packet => (was, is),
-        // Its subject has been translated, and is to be as it was sent.
-        _ => (is, was),
-    };
+    // The subject of an error has been translated, and is to be as it was sent.
+    let (was, is) = if shape.is_of_sender() { (was, is) } else { (is, was) };
+    let (sent, mut expected) = (build(was.0, was.1), build(is.0, is.1));
+    if protocol.transport == Transport::Sctp && !shape.is_of_sender() {
+        // Nobody checks a CRC over a packet that is not all there: it stays.
+        let header = 14 + if family == Family::V4 { 20 } else { 40 };
+        let at = header + SCTP_CHECKSUM.start..header + SCTP_CHECKSUM.end;
+        expected[at.clone()].copy_from_slice(&sent[at]);
+    }
     Case {
-        sent: of(&build(was.0, was.1), was.0, was.1),
-        expected: of(&build(is.0, is.1), is.0, is.1),
+        sent: of(&sent, was.0, was.1),
+        expected: of(&expected, is.0, is.1),
     }
 }
 
@@ -162,6 +193,10 @@ fn every_packet_becomes_the_one_that_would_have_been_sent_without_a_service() {
                 };
                 datapath.run(from, &opens);
                 for shape in Shape::ALL {
+                    if matches!(shape, Shape::Piece) && protocol.transport == Transport::Sctp && protocol.target != 80 {
+                        // Dropped: see `sctp`.
+                        continue;
+                    }
                     let what = format!("{} {family:?} {shape:?} {way:?}", protocol.name);
                     let case = case(protocol, family, shape, way);
                     assert_ne!(case.sent, case.expected, "{what}");

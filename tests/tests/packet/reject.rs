@@ -4,7 +4,7 @@ use lb_common::{Counter, Range, Verdict};
 
 use crate::{
     Family, client,
-    datapath::{DROP, Hook, REDIRECT, each},
+    datapath::{DROP, Datapath, Hook, REDIRECT, each},
     frame::{CLIENT_MAC, NODE_MAC, SYN, Transport, frame, read},
     frontend,
 };
@@ -33,9 +33,9 @@ fn no_endpoint_anywhere_is_answered_with_port_unreachable() {
         );
         let headers = match (family, transport) {
             (Family::V4, Transport::Tcp) => 40,
-            (Family::V4, Transport::Udp) => 28,
+            (Family::V4, Transport::Udp | Transport::Sctp) => 28,
             (Family::V6, Transport::Tcp) => 60,
-            (Family::V6, Transport::Udp) => 48,
+            (Family::V6, Transport::Udp | Transport::Sctp) => 48,
         };
         assert_eq!(seen.payload[8..], sent[14..14 + headers], "it quotes what was sent");
         assert_eq!(datapath.counter(Counter::Rejected), 1);
@@ -86,4 +86,17 @@ fn a_source_that_is_no_single_host_is_told_nothing() {
         }
         assert_eq!(datapath.counter(Counter::DroppedRejectFailed), nobody.len() as u64);
     });
+}
+
+#[test]
+fn a_header_that_is_cut_short_is_not_quoted_as_more_than_it_is() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.service(Transport::Tcp, frontend(family), Range::empty(Verdict::Reject), 0);
+        let sent = frame(Transport::Tcp, client(family), frontend(family), SYN);
+        let header = 14 + if family == Family::V4 { 20 } else { 40 };
+        let out = datapath.run(Hook::PodIngress, &sent[..header + 19]);
+        assert_eq!(out.verdict, DROP);
+        assert_eq!(datapath.counter(Counter::DroppedRejectFailed), 1);
+    }
 }

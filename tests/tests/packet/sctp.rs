@@ -3,56 +3,21 @@
 use std::net::SocketAddr;
 
 use lb_common::{Counter, flow::FORWARD};
+use lb_tests::packet::fragments;
 
 use crate::{
     Family, backend, client,
-    datapath::{Datapath, Hook, PASS, REDIRECT},
-    frame::{error, raw},
+    datapath::{DROP, Datapath, Hook, PASS, REDIRECT},
+    frame::{ABORT, COOKIE_ACK, DATA, INIT, INIT_ACK, SHUTDOWN_COMPLETE, error, read, sctp as packet},
     frontend, node,
 };
 
 const SCTP: u8 = 132;
-/// Types of chunks (RFC 9260 3.2).
-const DATA: u8 = 0;
-const INIT: u8 = 1;
-const INIT_ACK: u8 = 2;
-const ABORT: u8 = 6;
-const SHUTDOWN_COMPLETE: u8 = 14;
-
-/// An SCTP packet whose first chunk is of this type and has so many bytes.
-fn packet(from: SocketAddr, to: SocketAddr, chunk: u8, length: u16) -> Vec<u8> {
-    let mut sctp = Vec::new();
-    sctp.extend_from_slice(&from.port().to_be_bytes());
-    sctp.extend_from_slice(&to.port().to_be_bytes());
-    sctp.extend_from_slice(&[0xab, 0xcd, 0xef, 0x01, 0, 0, 0, 0, chunk, 0]);
-    sctp.extend_from_slice(&length.to_be_bytes());
-    sctp.extend((4..length).map(|byte| byte.to_be_bytes()[1]));
-    // RFC 9260 appendix A: the lowest byte of the CRC comes first.
-    let checksum = crc32c::crc32c(&sctp).to_le_bytes();
-    sctp[8..12].copy_from_slice(&checksum);
-    raw(from.ip(), to.ip(), SCTP, &sctp)
-}
 
 /// Both ends of an SCTP packet, whose checksum must be right, and that of the IP header.
 fn ends(frame: &[u8]) -> (SocketAddr, SocketAddr) {
-    let ip = etherparse::IpSlice::from_slice(&frame[14..]).unwrap();
-    if let Some(v4) = ip.ipv4() {
-        let header = v4.header().to_header();
-        assert_eq!(
-            header.header_checksum,
-            header.calc_header_checksum(),
-            "IPv4 header checksum"
-        );
-    }
-    let mut sctp = ip.payload().payload.to_vec();
-    let given: [u8; 4] = sctp[8..12].try_into().unwrap();
-    sctp[8..12].fill(0);
-    assert_eq!(given, crc32c::crc32c(&sctp).to_le_bytes(), "CRC32c");
-    let port = |at: usize| u16::from_be_bytes([sctp[at], sctp[at + 1]]);
-    (
-        SocketAddr::new(ip.source_addr(), port(0)),
-        SocketAddr::new(ip.destination_addr(), port(2)),
-    )
+    let seen = read(frame);
+    (seen.from(), seen.to())
 }
 
 /// A data path with a service at `frontend`, port 80, whose backends are on port 8080.
@@ -69,6 +34,8 @@ fn packets_of_any_length_are_translated_both_ways_and_their_checksum_with_them()
         let datapath = with_service(family, 1);
         for (chunk, length) in [
             (INIT, 20),
+            // The shortest that there are.
+            (COOKIE_ACK, 4),
             (DATA, 17),
             (DATA, 255),
             (DATA, 256),
@@ -103,12 +70,7 @@ fn a_checksum_that_the_card_is_to_make_is_left_to_it() {
 fn padding_behind_a_short_packet_is_not_summed() {
     let family = Family::V4;
     let datapath = with_service(family, 1);
-    let mut sent = packet(client(family), frontend(family), ABORT, 4);
-    sent[14 + 20 + 12] = INIT;
-    let sctp = &mut sent[34..];
-    sctp[8..12].fill(0);
-    let checksum = crc32c::crc32c(sctp).to_le_bytes();
-    sctp[8..12].copy_from_slice(&checksum);
+    let mut sent = packet(client(family), frontend(family), INIT, 4);
     let length = sent.len();
     sent.resize(60, 0);
     let out = datapath.run(Hook::PodIngress, &sent).frame;
@@ -198,5 +160,39 @@ fn a_flow_has_rows_of_its_own_protocol() {
         assert_eq!(rows.len(), 2);
         assert!(rows.iter().all(|(key, _)| key.protocol == SCTP));
         assert_eq!(rows.iter().filter(|(key, _)| key.direction == FORWARD).count(), 1);
+    }
+}
+
+#[test]
+fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_follow() {
+    for family in Family::BOTH {
+        for target in [frontend(family).port(), 8080] {
+            let mut datapath = Datapath::new();
+            let backend = SocketAddr::new(backend(family, 1).ip(), target);
+            datapath.simple_of(SCTP, frontend(family), &[backend]);
+            datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
+            let sent = packet(client(family), frontend(family), INIT, 100);
+            let expected = packet(client(family), backend, INIT, 100);
+            let pieces = |whole: &[u8]| fragments(whole, 48, 7).unwrap();
+            for (piece, expected) in pieces(&sent).iter().zip(pieces(&expected)) {
+                let out = datapath.run(Hook::PodIngress, piece);
+                if target == frontend(family).port() {
+                    assert!(out.verdict == PASS && out.frame == expected);
+                } else {
+                    assert_eq!(out.verdict, DROP);
+                }
+            }
+            datapath.run(Hook::PodIngress, &sent);
+            let answer = packet(backend, client(family), INIT_ACK, 100);
+            let expected = packet(frontend(family), client(family), INIT_ACK, 100);
+            for (piece, expected) in pieces(&answer).iter().zip(pieces(&expected)) {
+                let out = datapath.run(Hook::Egress, piece);
+                if target == frontend(family).port() {
+                    assert!(out.verdict == PASS && out.frame == expected);
+                } else {
+                    assert_eq!(out.verdict, DROP);
+                }
+            }
+        }
     }
 }

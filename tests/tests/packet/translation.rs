@@ -99,7 +99,7 @@ fn one_port_of_an_address_is_not_another_and_tcp_is_not_udp() {
         datapath.simple(transport, frontend, &[backend(family, 1)]);
         let other_port = SocketAddr::new(frontend.ip(), frontend.port() + 1);
         let other_transport = match transport {
-            Transport::Tcp => Transport::Udp,
+            Transport::Tcp | Transport::Sctp => Transport::Udp,
             Transport::Udp => Transport::Tcp,
         };
         for sent in [
