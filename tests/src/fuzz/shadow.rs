@@ -2,7 +2,7 @@
 //! their own table.
 
 use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::anatomy::protocol;
 use super::pieces::Datagrams;
@@ -205,6 +205,14 @@ impl Shadow {
             self.flows[index].may_be_torn = true;
         }
         self.unseen.insert(request);
+    }
+
+    /// Whether a client may have any such flow, whose backend and ports are then unknown.
+    #[must_use]
+    pub fn has_unseen(&self, protocol: u8, client: IpAddr) -> bool {
+        self.unseen
+            .iter()
+            .any(|ends| ends.0 == protocol && ends.1.ip() == client)
     }
 
     /// Whether there may be such a flow.
