@@ -7,6 +7,8 @@
 //! * Strict reverse path filtering (`rp_filter`) drops packets whose way back leads through another
 //!   link: on nodes whose routes are not symmetric. Pointed out only: 2 is enough. On tunnels, and on
 //!   uplinks with policy routing, it is certain to drop packets of services ([`check_links`]).
+//! * Clients are masqueraded to ports that sockets of the host should not draw (`ip_local_port_range`). Where it does,
+//!   connection tracking moves whoever comes second to another port: pointed out only.
 //! * Bridge settings (`bridge-nf-call-*`) are not looked at: translation happens on the pod's own link.
 //!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port.
 
@@ -19,6 +21,8 @@ use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
 };
+
+use lb_common::config::{FIRST_SNAT_PORT, LAST_SNAT_PORT};
 
 use crate::desired::Family;
 
@@ -124,7 +128,26 @@ fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
             }
         }
     }
+    findings.extend(ephemeral_ports(root)?);
     Ok(findings)
+}
+
+/// The range that sockets draw their ports from, in either family, if clients are masqueraded to some of it.
+fn ephemeral_ports(root: &Path) -> io::Result<Option<Finding>> {
+    let value = read(&root.join("ipv4/ip_local_port_range"))?.unwrap_or_default();
+    let mut ends = value.split_ascii_whitespace().map(str::parse::<u16>);
+    let (Some(Ok(first)), Some(Ok(last))) = (ends.next(), ends.next()) else {
+        return Ok(None);
+    };
+    let is_apart = last < FIRST_SNAT_PORT || first > LAST_SNAT_PORT;
+    Ok((!is_apart).then(|| Finding {
+        name: "net.ipv4.ip_local_port_range".to_owned(),
+        value: format!("{first} {last}"),
+        wanted: None,
+        severity: Severity::Note,
+        reason: "clients are masqueraded to ports 10000 to 29999, some of which sockets of this host draw as well; \
+                 where both have one to the same endpoint, the kernel gives the later another",
+    }))
 }
 
 /// The links that would lose the default route they have from a router's advertisements if
@@ -234,6 +257,39 @@ mod tests {
             ("ipv4/conf/all/rp_filter", "2"),
         ]);
         assert_eq!(check_under(root.path(), &BOTH).unwrap(), []);
+    }
+
+    #[test]
+    fn ports_that_clients_and_sockets_of_the_host_share_are_pointed_out() {
+        for (range, is_shared) in [
+            ("32768\t60999", false),
+            ("30000\t60999", false),
+            ("1024\t9999", false),
+            ("29999\t60999", true),
+            ("1024\t10000", true),
+            ("1024\t65535", true),
+            ("12000\t13000", true),
+        ] {
+            let root = settings(&[("ipv4/ip_local_port_range", range)]);
+            let findings = check_under(root.path(), &BOTH).unwrap();
+            let names: Vec<_> = findings.iter().map(|finding| finding.name.as_str()).collect();
+            let expected: &[&str] = if is_shared {
+                &["net.ipv4.ip_local_port_range"]
+            } else {
+                &[]
+            };
+            assert_eq!(names, expected, "{range}");
+        }
+    }
+
+    #[test]
+    fn the_ports_that_are_named_are_those_of_the_rule() {
+        let named = format!("{FIRST_SNAT_PORT} to {LAST_SNAT_PORT}");
+        let root = settings(&[("ipv4/ip_local_port_range", "1 65535")]);
+        let [finding] = &check_under(root.path(), &BOTH).unwrap()[..] else {
+            panic!("one finding")
+        };
+        assert!(finding.reason.contains(&named), "{named}");
     }
 
     #[test]

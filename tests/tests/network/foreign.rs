@@ -9,6 +9,7 @@ use lb_tests::agent::Agent;
 use lb_tests::foreign::{Foreign, Place, Verdict};
 use lb_tests::hooks;
 use lb_tests::interrupt::eventually;
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::process;
@@ -97,6 +98,9 @@ fn load(world: &World, name: &str, verdict: Verdict) -> Foreign {
 
 #[test]
 fn ours_is_first_and_those_of_others_see_what_we_let_go_on() {
+    if lacks(Feature::Tcx) {
+        return;
+    }
     let mut others = Vec::new();
     let scene = scene(1, &[], |world, pods| {
         let link = &pods[0].host_link().name;
@@ -124,6 +128,9 @@ fn ours_is_first_and_those_of_others_see_what_we_let_go_on() {
 
 #[test]
 fn a_program_that_comes_later_and_goes_first_is_named_and_so_is_its_end() {
+    if lacks(Feature::Tcx) {
+        return;
+    }
     let mut scene = scene(1, &[], |_, _| {});
     let link = scene.pods[0].host_link().name.clone();
     let mut behind = scene.foreign("laggard", Verdict::Next);
@@ -143,6 +150,9 @@ fn a_program_that_comes_later_and_goes_first_is_named_and_so_is_its_end() {
 
 #[test]
 fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
+    if lacks(Feature::Tcx) {
+        return;
+    }
     let mut scene = scene(1, &[], |_, _| {});
     let link = scene.pods[0].host_link().clone();
     for pin in hooks::pins(scene.world.node1()).unwrap() {
@@ -160,6 +170,9 @@ fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
 
 #[test]
 fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule_says_otherwise() {
+    if lacks(Feature::Tcx) {
+        return;
+    }
     let mut cilium = None;
     // The second pod of the node, which hangs on the bridge.
     let mut scene = scene(3, &["--link", "br2=pod"], |world, pods| {
