@@ -104,13 +104,15 @@ impl Transport {
     }
 
     /// What a packet with that byte is to its connection: of TCP it is the flags, of SCTP the type of the first chunk
-    /// (RFC 9260 3.2), where INIT opens, ABORT and SHUTDOWN COMPLETE close.
+    /// (RFC 9260 3.2), where INIT opens, ABORT and SHUTDOWN COMPLETE close. Nobody cuts an INIT to pieces, and one that
+    /// is could not get the ports of a backend: such a one opens nothing.
     #[inline(always)]
-    fn step(self, byte: u8) -> u8 {
+    fn step(self, byte: u8, fragment: u16) -> u8 {
         let flag = |bit: u8| u64::from(byte >> bit.trailing_zeros()) & 1;
         let ends = flag(RST) | flag(FIN);
         let tcp = step(flag(SYN) & !(ends | flag(ACK)), ends);
-        let sctp = step(equal(byte, INIT), equal(byte, ABORT) | equal(byte, SHUTDOWN_COMPLETE));
+        let opens = equal(byte, INIT) & is_zero(fragment.into());
+        let sctp = step(opens, equal(byte, ABORT) | equal(byte, SHUTDOWN_COMPLETE));
         ((self.is_tcp * tcp) | (self.is_sctp * sctp)) as u8
     }
 }
@@ -127,10 +129,15 @@ fn step(opens: u64, closes: u64) -> u64 {
 /// 1 where both are the same, else 0.
 #[inline(always)]
 fn equal(a: u8, b: u8) -> u64 {
-    let difference = u64::from(a ^ b);
+    is_zero((a ^ b).into())
+}
+
+/// 1 for 0, else 0.
+#[inline(always)]
+fn is_zero(number: u64) -> u64 {
     // SAFETY: reads a variable. Volatile, so that the compiler makes no branch of what follows.
-    let difference = unsafe { core::ptr::read_volatile(&raw const difference) };
-    difference.wrapping_sub(1) >> 63
+    let number = unsafe { core::ptr::read_volatile(&raw const number) };
+    number.wrapping_sub(1) >> 63
 }
 
 impl Packet {
@@ -162,7 +169,7 @@ impl Packet {
         }
         let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
         let word: u64 = skb.load(network.transport + transport.at()).ok()?;
-        self.step = transport.step(transport.byte(word));
+        self.step = transport.step(transport.byte(word), network.fragment);
         self.key.source_port = source;
         self.key.destination_port = destination;
         self.fragment = opaque(skb, network.fragment.into()) as u16;

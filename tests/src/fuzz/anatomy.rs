@@ -319,7 +319,8 @@ impl Anatomy {
     pub fn opens(&self, bytes: &[u8]) -> bool {
         self.flags(bytes).is_some_and(|flags| match self.protocol {
             protocol::TCP => flags & SYN_ACK_FIN_RST == SYN,
-            _ => flags == INIT,
+            // Nobody cuts one to pieces.
+            _ => flags == INIT && self.fragment.is_none(),
         })
     }
 

@@ -171,8 +171,10 @@ fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_fo
             let backend = SocketAddr::new(backend(family, 1).ip(), target);
             datapath.simple_of(SCTP, frontend(family), &[backend]);
             datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
-            let sent = packet(client(family), frontend(family), INIT, 100);
-            let expected = packet(client(family), backend, INIT, 100);
+            let init = packet(client(family), frontend(family), INIT, 20);
+            datapath.run(Hook::PodIngress, &init);
+            let sent = packet(client(family), frontend(family), DATA, 100);
+            let expected = packet(client(family), backend, DATA, 100);
             let pieces = |whole: &[u8]| fragments(whole, 48, 7).unwrap();
             for (piece, expected) in pieces(&sent).iter().zip(pieces(&expected)) {
                 let out = datapath.run(Hook::PodIngress, piece);
@@ -182,9 +184,8 @@ fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_fo
                     assert_eq!(out.verdict, DROP);
                 }
             }
-            datapath.run(Hook::PodIngress, &sent);
-            let answer = packet(backend, client(family), INIT_ACK, 100);
-            let expected = packet(frontend(family), client(family), INIT_ACK, 100);
+            let answer = packet(backend, client(family), DATA, 100);
+            let expected = packet(frontend(family), client(family), DATA, 100);
             for (piece, expected) in pieces(&answer).iter().zip(pieces(&expected)) {
                 let out = datapath.run(Hook::Egress, piece);
                 if target == frontend(family).port() {
@@ -193,6 +194,24 @@ fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_fo
                     assert_eq!(out.verdict, DROP);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn an_init_in_pieces_opens_nothing_and_leaves_no_row() {
+    for family in Family::BOTH {
+        for target in [frontend(family).port(), 8080] {
+            let mut datapath = Datapath::new();
+            let backend = SocketAddr::new(backend(family, 1).ip(), target);
+            datapath.simple_of(SCTP, frontend(family), &[backend]);
+            datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
+            let init = packet(client(family), frontend(family), INIT, 100);
+            for piece in fragments(&init, 48, 7).unwrap() {
+                let out = datapath.run(Hook::PodIngress, &piece);
+                assert!(out.verdict == PASS && out.frame == piece);
+            }
+            assert!(datapath.flows().is_empty());
         }
     }
 }
