@@ -9,7 +9,7 @@
 use aya_ebpf::{helpers::bpf_csum_diff, programs::sk_buff::SkBuff};
 use lb_common::{
     Address, Counter, FlowKey, FlowValue, Port,
-    flow::{FORWARD, MASQUERADE, REVERSE},
+    flow::{FORWARD, GUARD, MASQUERADE, REVERSE},
     net::{SCTP, TCP, UDP},
 };
 
@@ -137,7 +137,9 @@ fn row(direction: u8, quoted: &FlowKey) -> Option<FlowValue> {
         (quoted.source, quoted.source_port),
     );
     // SAFETY: the row is copied at once; whatever becomes of it, it stays readable meanwhile.
-    unsafe { FLOWS.get(&key) }.copied()
+    let row = unsafe { FLOWS.get(&key) }?;
+    // A guard translates nothing.
+    (row.flags & GUARD == 0).then_some(*row)
 }
 
 /// Gives the error itself another source or destination, which stands at `field` of its IP header.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use crate::{
     Family, backend, client,
     datapath::{Datapath, Hook, PASS, each},
-    frame::{ACK, SYN, Transport, frame, read},
+    frame::{ACK, SYN, Transport, error, frame, read},
     frontend, node,
 };
 
@@ -45,6 +45,20 @@ fn an_answer_to_what_left_from_a_node_port_is_no_client_of_it() {
             passes_untouched(&datapath, Hook::OutsideIngress, &answer, "the answer");
         }
     });
+}
+
+#[test]
+fn an_error_about_what_left_from_a_node_port_passes_untouched() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        with_node_port(&mut datapath, family, Transport::Udp);
+        let asked = frame(Transport::Udp, node_port(family), server(family), 0);
+        datapath.run(Hook::Egress, &asked);
+        let unreachable = if family == Family::V4 { (3, 3) } else { (1, 4) };
+        let header = if family == Family::V4 { 20 } else { 40 };
+        let sent = error(server(family).ip(), node(family), unreachable, &asked, header + 8);
+        passes_untouched(&datapath, Hook::OutsideIngress, &sent, "the error");
+    }
 }
 
 #[test]
