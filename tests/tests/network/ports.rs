@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use lb_tests::capture::Capture;
 use lb_tests::client::Protocol;
@@ -47,6 +48,8 @@ fn ask_from_node_port(world: &World, protocol: Protocol, to: SocketAddr, times: 
         .unwrap()
         .unwrap();
     socket.set_reuse_address(true).unwrap();
+    // It ends with a reset: the kernel would keep the port from the next one for a while (TIME_WAIT).
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
     socket.bind(&SocketAddr::new(from.unwrap(), NODE_PORT).into()).unwrap();
     socket.connect_timeout(&to.into(), SOON).unwrap();
