@@ -50,6 +50,17 @@ impl World {
         }
     }
 
+    /// One with a Service at [`NODE_PORT`] that has a single backend, on that node. No agent runs yet.
+    pub(crate) fn with_node_port(backend: usize) -> (Self, Pod, Service) {
+        let mut world = Self::new();
+        let backend = world.backend(backend, "backend", Attachment::Veth);
+        let service = Service::new("web", 1, TARGET)
+            .at_node_port(NODE_PORT)
+            .with_endpoints([&backend]);
+        world.apply(&service);
+        (world, backend, service)
+    }
+
     /// A pod with a server.
     pub(crate) fn backend(&mut self, node: usize, name: &str, attachment: Attachment) -> Pod {
         let pod = self.network.nodes()[node - 1].add_pod(name, attachment).unwrap();
@@ -99,6 +110,9 @@ pub(crate) fn service_cidr() -> Manifest {
     };
     Manifest::new(&object).unwrap()
 }
+
+/// The NodePort of [`World::with_node_port`].
+pub(crate) const NODE_PORT: u16 = 30_080;
 
 /// Where a Service is dialled at its cluster addresses.
 pub(crate) fn cluster_ips(service: &Service) -> [SocketAddr; 2] {

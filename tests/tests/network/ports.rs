@@ -13,19 +13,13 @@ use lb_tests::server::Server;
 use lb_tests::stage::TARGET;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::fixture::{BOTH, SOON, World, becomes_answered_by, node_ports};
+use crate::fixture::{BOTH, NODE_PORT, SOON, World, becomes_answered_by, node_ports};
 
-const NODE_PORT: u16 = 30_080;
 /// A server outside that has nothing to do with Services.
 const ELSEWHERE: u16 = 5_353;
 
 fn scene(backend: usize) -> (World, Pod, Service) {
-    let mut world = World::new();
-    let backend = world.backend(backend, "backend", Attachment::Veth);
-    let service = Service::new("web", 1, TARGET)
-        .at_node_port(NODE_PORT)
-        .with_endpoints([&backend]);
-    world.apply(&service);
+    let (mut world, backend, service) = World::with_node_port(backend);
     world.start_agent(1);
     (world, backend, service)
 }

@@ -6,27 +6,15 @@ use std::path::Path;
 
 use lb_tests::capture::Capture;
 use lb_tests::client::Protocol;
-use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::packet::{Macs, tcp, udp};
 use lb_tests::stage::TARGET;
 use nix::sys::socket::{setsockopt, sockopt};
 
-use crate::fixture::{BRIEFLY, SOON, World, cluster_ips, node_ports};
+use crate::fixture::{BRIEFLY, NODE_PORT, SOON, World, cluster_ips, node_ports};
 
-const NODE_PORT: u16 = 30_080;
 /// The bit that asks the node to masquerade.
 const MARK: u32 = 0x4000;
-
-fn scene(backend: usize) -> (World, Pod, Service) {
-    let mut world = World::new();
-    let backend = world.backend(backend, "backend", Attachment::Veth);
-    let service = Service::new("web", 1, TARGET)
-        .at_node_port(NODE_PORT)
-        .with_endpoints([&backend]);
-    world.apply(&service);
-    (world, backend, service)
-}
 
 /// Sends a first segment and a datagram to node 1 from a machine beside it, and says what of them reaches the backend.
 fn reaches(world: &World, backend: &Pod, from: SocketAddr, to: SocketAddr) -> Option<String> {
@@ -46,7 +34,7 @@ fn reaches(world: &World, backend: &Pod, from: SocketAddr, to: SocketAddr) -> Op
 
 #[test]
 fn packets_from_outside_to_a_loopback_address_are_not_served() {
-    let (mut world, backend, _service) = scene(1);
+    let (mut world, backend, _service) = World::with_node_port(1);
     // What an operator may have set for another proxy's sake.
     world
         .node1()
@@ -67,7 +55,7 @@ fn packets_from_outside_to_a_loopback_address_are_not_served() {
 
 #[test]
 fn clients_that_claim_an_address_of_the_node_are_not_believed() {
-    let (mut world, backend, service) = scene(1);
+    let (mut world, backend, service) = World::with_node_port(1);
     world.start_agent(1);
     let frontends = node_ports(&service, world.node1())
         .into_iter()
@@ -86,7 +74,7 @@ fn clients_that_claim_an_address_of_the_node_are_not_believed() {
 
 #[test]
 fn a_mark_that_a_pod_sets_gives_it_no_address_of_the_node() {
-    let (mut world, backend, service) = scene(2);
+    let (mut world, backend, service) = World::with_node_port(2);
     world.start_agent(1);
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
     let client = pod.client();
@@ -125,7 +113,7 @@ fn below(folder: &Path) -> Vec<std::path::PathBuf> {
 
 #[test]
 fn what_is_pinned_is_roots_alone() {
-    let (mut world, _backend, _service) = scene(1);
+    let (mut world, _backend, _service) = World::with_node_port(1);
     world.start_agent(1);
     let pins = below(&world.node1().bpffs().path());
     let ours: Vec<_> = pins

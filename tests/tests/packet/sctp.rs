@@ -163,14 +163,20 @@ fn a_flow_has_rows_of_its_own_protocol() {
     }
 }
 
+/// A service at a ClusterIP, where fragments are waited for, and its only backend, at that port.
+fn at_cluster_ip(family: Family, target: u16) -> (Datapath, SocketAddr) {
+    let mut datapath = Datapath::new();
+    let backend = SocketAddr::new(backend(family, 1).ip(), target);
+    datapath.simple_of(SCTP, frontend(family), &[backend]);
+    datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
+    (datapath, backend)
+}
+
 #[test]
 fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_follow() {
     for family in Family::BOTH {
         for target in [frontend(family).port(), 8080] {
-            let mut datapath = Datapath::new();
-            let backend = SocketAddr::new(backend(family, 1).ip(), target);
-            datapath.simple_of(SCTP, frontend(family), &[backend]);
-            datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
+            let (datapath, backend) = at_cluster_ip(family, target);
             let init = packet(client(family), frontend(family), INIT, 20);
             datapath.run(Hook::PodIngress, &init);
             let sent = packet(client(family), frontend(family), DATA, 100);
@@ -202,10 +208,7 @@ fn pieces_are_translated_where_ports_stay_and_dropped_where_no_checksum_could_fo
 fn an_init_in_pieces_opens_nothing_and_leaves_no_row() {
     for family in Family::BOTH {
         for target in [frontend(family).port(), 8080] {
-            let mut datapath = Datapath::new();
-            let backend = SocketAddr::new(backend(family, 1).ip(), target);
-            datapath.simple_of(SCTP, frontend(family), &[backend]);
-            datapath.address(frontend(family).ip(), lb_common::address::CLUSTER_IP);
+            let (mut datapath, _) = at_cluster_ip(family, target);
             let init = packet(client(family), frontend(family), INIT, 100);
             for piece in fragments(&init, 48, 7).unwrap() {
                 let out = datapath.run(Hook::PodIngress, &piece);
