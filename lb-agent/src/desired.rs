@@ -3,6 +3,8 @@
 //! Written by [`model`](crate::model), read by [`plane`](crate::plane). Nothing here knows
 //! Kubernetes objects, BPF, netlink or time.
 
+#[cfg(test)]
+pub(crate) mod any;
 pub mod text;
 
 use std::{

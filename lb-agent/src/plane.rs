@@ -1,5 +1,7 @@
 //! What a plane is: something in the kernel that serves the desired state.
 
+use std::{collections::BTreeSet, error::Error, fmt};
+
 use crate::{
     desired::{Change, ServicePortName, State},
     kernel::links::{Link, LinkEvent},
@@ -22,6 +24,11 @@ pub trait Plane {
     /// Called about once a second, for what has to wait: slots of ranges that running programs may
     /// still read.
     fn tick(&mut self);
+
+    /// The service ports that are served otherwise than they ask, and how.
+    fn limits(&self) -> Vec<(ServicePortName, BTreeSet<Limit>)> {
+        Vec::new()
+    }
 }
 
 /// The side of a plane that is on the links. The kernel may take long over a link and holds up
@@ -95,6 +102,52 @@ pub enum PlaneError {
         /// What was tried, with the name of the map, link or program.
         what: String,
         /// The kernel's answer.
-        source: std::io::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
+    /// It is somebody else's, and stays so.
+    #[error("{what} is held by somebody else: take it away there, and it is served here")]
+    Foreign {
+        /// What it is.
+        what: String,
+    },
+}
+
+impl PlaneError {
+    /// The kernel's answer to something that was tried.
+    pub fn kernel(what: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Kernel {
+            what: what.into(),
+            source: source.into(),
+        }
+    }
+}
+
+/// What a plane does otherwise than a service port asks. `docs/semantics.md` has a row for each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Limit {
+    /// A client is remembered by the address that it dialled, not by the service port.
+    AffinityByFrontend,
+    /// Pods and processes of this node that dial a frontend whose traffic policy does not bind them are kept
+    /// to an endpoint by a hash of their address, as long as the endpoints stay the same.
+    AffinityByHash,
+    /// NodePorts are not served on loopback addresses.
+    LoopbackNodePort,
+}
+
+impl Limit {
+    /// Its name in `docs/semantics.md`.
+    #[must_use]
+    pub const fn id(self) -> &'static str {
+        match self {
+            Self::AffinityByFrontend => "affinity-by-frontend",
+            Self::AffinityByHash => "affinity-by-hash",
+            Self::LoopbackNodePort => "no-loopback-node-port",
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.id())
+    }
 }

@@ -84,10 +84,7 @@ fn refusal(protocol: Protocol) -> PlaneError {
             capacity: 1,
             flag: "--max-services",
         },
-        Protocol::Udp => PlaneError::Kernel {
-            what: "a write".to_owned(),
-            source: std::io::ErrorKind::PermissionDenied.into(),
-        },
+        Protocol::Udp => PlaneError::kernel("a write", std::io::Error::from(std::io::ErrorKind::PermissionDenied)),
     }
 }
 

@@ -56,10 +56,10 @@ impl LinkPlane for FakePlane {
         };
         record.calls.push(format!("{verb} {}", link.name));
         if record.refuse.contains(&link.name.as_str()) {
-            return Err(PlaneError::Kernel {
-                what: "a program".to_owned(),
-                source: io::ErrorKind::PermissionDenied.into(),
-            });
+            return Err(PlaneError::kernel(
+                "a program",
+                io::Error::from(io::ErrorKind::PermissionDenied),
+            ));
         }
         Ok(state)
     }

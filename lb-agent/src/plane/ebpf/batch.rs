@@ -123,9 +123,6 @@ pub(super) fn refused(map: &'static str, capacity: u32, source: io::Error) -> Pl
     match source.raw_os_error() {
         // There is no flag for the size of `CIDRS`.
         Some(libc::E2BIG | libc::ENOSPC) if map != maps::CIDRS => full(map, capacity),
-        _ => PlaneError::Kernel {
-            what: format!("write to map {map}"),
-            source,
-        },
+        _ => PlaneError::kernel(format!("write to map {map}"), source),
     }
 }

@@ -153,22 +153,18 @@ impl LinkHooks {
                 // It went in the meantime; its event is on the way.
                 Err(error) if is_gone(&error) => return Ok(LinkState::Gone),
                 Err(source) => {
-                    return Err(PlaneError::Kernel {
-                        what: format!(
-                            "attach program {program} to the {} of link {}",
-                            direction.name(),
-                            link.name
-                        ),
-                        source,
-                    });
+                    let what = format!(
+                        "attach program {program} to the {} of link {}",
+                        direction.name(),
+                        link.name
+                    );
+                    return Err(PlaneError::kernel(what, source));
                 }
             }
         }
         if self.way != Way::Clsact && state == LinkState::Served {
-            self.remove_filters(link.index).map_err(|source| PlaneError::Kernel {
-                what: format!("take filters off link {}", link.name),
-                source,
-            })?;
+            self.remove_filters(link.index)
+                .map_err(|source| PlaneError::kernel(format!("take filters off link {}", link.name), source))?;
         }
         Ok(state)
     }
@@ -219,10 +215,8 @@ impl LinkHooks {
     }
 
     fn detach(&mut self, ifindex: u32) -> Result<(), PlaneError> {
-        let kernel = |what: &str, source| PlaneError::Kernel {
-            what: format!("{what} link with index {ifindex}"),
-            source,
-        };
+        let kernel =
+            |what: &str, source: io::Error| PlaneError::kernel(format!("{what} link with index {ifindex}"), source);
         for direction in DETACH_ORDER {
             let path = self.pins.link(LinkName::Tcx(direction, ifindex));
             pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;

@@ -140,9 +140,9 @@ impl Services {
         let mut outcome = Outcome::default();
         if self.found.is_some() {
             // To write before the first complete state would be to write over what is in use.
-            let early = || PlaneError::Kernel {
-                what: "a change before the first complete state".to_owned(),
-                source: io::ErrorKind::NotConnected.into(),
+            let early = || {
+                let source = io::Error::from(io::ErrorKind::NotConnected);
+                PlaneError::kernel("a change before the first complete state", source)
             };
             outcome.failed = change.services.keys().map(|n| (n.clone(), early())).collect();
             outcome.addresses = change.has_addresses().then(early);
