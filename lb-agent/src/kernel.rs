@@ -3,7 +3,7 @@
 pub mod addresses;
 pub mod cgroup;
 pub mod links;
-mod netlink;
+pub(crate) mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod sockets;
