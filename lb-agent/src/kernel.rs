@@ -2,6 +2,7 @@
 
 pub mod addresses;
 pub mod cgroup;
+pub mod dummy;
 pub mod links;
 pub(crate) mod netlink;
 pub mod netns;

@@ -30,7 +30,7 @@ mod table;
 mod watch;
 
 pub use classify::{Facts, classify};
-pub(super) use messages::address;
+pub(super) use messages::{address, link_facts};
 pub use rules::{LinkRuleError, LinkRules, PodLinks};
 pub use watch::watch;
 
