@@ -2,8 +2,9 @@
 
 pub mod addresses;
 pub mod cgroup;
+pub mod dummy;
 pub mod links;
-mod netlink;
+pub(crate) mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod sockets;

@@ -43,6 +43,11 @@ pub trait LinkPlane {
     /// Looks at a link that is to be served, for what others have done there. Says whether it is to be
     /// told again.
     fn look(&mut self, link: &Link) -> bool;
+
+    /// Whether a link is another to it when only its bridge is another.
+    fn minds_bridges(&self) -> bool {
+        false
+    }
 }
 
 /// How much time there is for a link.

@@ -222,6 +222,16 @@ impl<P: LinkPlane> Links<P> {
             }
         };
         let index = event.index();
+        if let LinkEvent::Is(link) = &event
+            && let Some(known) = self.known.get_mut(&index)
+            && known != link
+            && known.is_same_but_for_bridge(link)
+            && !self.plane.minds_bridges()
+        {
+            // Of paths nobody else asks for the bridge.
+            *known = link.clone();
+            return;
+        }
         // Whatever was to be done about it: this is newer.
         self.failed.forget(&index);
         self.waiting.remove(&index);
@@ -335,7 +345,8 @@ impl<P: LinkPlane> Links<P> {
     }
 
     fn tell_served(&mut self, link: Link, what: &str) {
-        if self.served.get(&link.index) != Some(&link) {
+        let said = self.served.get(&link.index);
+        if !said.is_some_and(|said| said.is_same_but_for_bridge(&link)) {
             tracing::info!(link = link.name, index = link.index, role = ?link.role, "{what}");
             self.served.insert(link.index, link);
         }

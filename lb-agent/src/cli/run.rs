@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Instant,
 };
 
@@ -227,7 +227,7 @@ async fn check_return_paths(
 }
 
 /// Names what was found, or sets it.
-fn tell_or_set(findings: io::Result<Vec<sysctls::Finding>>, set: bool) {
+fn tell_or_set(findings: io::Result<Vec<sysctls::Finding>>, is_allowed: bool) {
     let findings = match findings {
         Ok(findings) => findings,
         Err(error) => {
@@ -235,11 +235,7 @@ fn tell_or_set(findings: io::Result<Vec<sysctls::Finding>>, set: bool) {
             return;
         }
     };
-    let (done, failed) = if set {
-        sysctls::set(&findings)
-    } else {
-        Default::default()
-    };
+    let (done, failed) = sysctls::set(&findings, is_allowed, Path::new(sysctls::DEFAULT_RUN_DIR));
     for finding in &done {
         tracing::info!(sysctl = finding.name, before = finding.value, "set");
     }

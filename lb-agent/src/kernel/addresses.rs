@@ -2,7 +2,8 @@
 //!
 //! All of them, as kube-proxy takes them from its library: of loopback and of every other link, global
 //! and link-local, temporary and deprecated. Only an IPv6 address that the kernel takes no packet for is
-//! left out: one of which it is not known yet, or known, that another host has it.
+//! left out: one of which it is not known yet, or known, that another host has it. And those of the links that
+//! hold services' addresses, ours and kube-proxy's, which are not the node's own: a NodePort is not served there.
 
 use std::{collections::BTreeSet, io, net::IpAddr, time::Duration};
 
@@ -10,6 +11,7 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressHeaderFlags, AddressMessage},
+    link::LinkMessage,
 };
 use rtnetlink::{MulticastGroup, packet_core::NetlinkPayload};
 use tokio::{
@@ -19,7 +21,8 @@ use tokio::{
 };
 
 use super::{
-    links::address,
+    dummy,
+    links::{address, link_facts},
     netlink::{Connection, within},
 };
 
@@ -28,7 +31,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Addresses that change together are told of together.
 const SETTLE: Duration = Duration::from_millis(20);
 
-const GROUPS: [MulticastGroup; 2] = [MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr];
+const GROUPS: [MulticastGroup; 3] = [
+    MulticastGroup::Link,
+    MulticastGroup::Ipv4Ifaddr,
+    MulticastGroup::Ipv6Ifaddr,
+];
 
 /// Follows the addresses of the network namespace that the runtime's thread is in. `None` is that they
 /// are not known yet. Ends when the receivers are dropped.
@@ -59,7 +66,7 @@ async fn follow(known: &watch::Sender<Option<BTreeSet<IpAddr>>>) -> io::Result<(
                         connection = Connection::open(&GROUPS)?;
                         addresses = snapshot(&connection).await?;
                     }
-                    NetlinkPayload::InnerMessage(message) => addresses.notified(&message),
+                    NetlinkPayload::InnerMessage(message) if !addresses.notified(&message) => continue,
                     _ => {}
                 }
                 due.get_or_insert(Instant::now() + SETTLE);
@@ -75,9 +82,16 @@ async fn follow(known: &watch::Sender<Option<BTreeSet<IpAddr>>>) -> io::Result<(
 
 /// Asks for everything. What changes meanwhile is told by notifications, which are on already.
 async fn snapshot(connection: &Connection) -> io::Result<Addresses> {
+    // Links second: of each address that is known, it is known then what link it is of.
     let messages = within(connection.handle.address().get().execute().try_collect::<Vec<_>>()).await?;
+    let links = within(connection.handle.link().get().execute().try_collect::<Vec<_>>()).await?;
     let mut addresses = Addresses::default();
-    messages.iter().for_each(|message| addresses.is(message));
+    for message in &messages {
+        addresses.is(message);
+    }
+    for message in &links {
+        addresses.link_is(message);
+    }
     Ok(addresses)
 }
 
@@ -92,33 +106,58 @@ fn tell(known: &watch::Sender<Option<BTreeSet<IpAddr>>>, addresses: &Addresses) 
 
 /// The addresses, each with its link: two links may have the same one.
 #[derive(Default)]
-struct Addresses(BTreeSet<(u32, IpAddr)>);
+struct Addresses {
+    all: BTreeSet<(u32, IpAddr)>,
+    /// The links whose addresses are services'.
+    of_services: BTreeSet<u32>,
+}
 
 impl Addresses {
-    fn notified(&mut self, message: &RouteNetlinkMessage) {
+    /// Says whether the node may have other addresses now.
+    fn notified(&mut self, message: &RouteNetlinkMessage) -> bool {
         match message {
             RouteNetlinkMessage::NewAddress(message) => self.is(message),
             RouteNetlinkMessage::DelAddress(message) => self.is_gone(message),
-            _ => {}
+            RouteNetlinkMessage::NewLink(message) => self.link_is(message),
+            // Its addresses are told to be gone before.
+            RouteNetlinkMessage::DelLink(message) => {
+                link_facts(message).is_some_and(|facts| self.of_services.remove(&facts.index))
+            }
+            _ => false,
         }
     }
 
-    fn is(&mut self, message: &AddressMessage) {
+    fn is(&mut self, message: &AddressMessage) -> bool {
         if !is_usable(message) {
-            self.is_gone(message);
-        } else if let Some(address) = address(message) {
-            self.0.insert(address);
+            return self.is_gone(message);
         }
+        address(message).is_some_and(|(link, address)| {
+            self.all.insert((link, address));
+            !self.of_services.contains(&link)
+        })
     }
 
-    fn is_gone(&mut self, message: &AddressMessage) {
-        if let Some(address) = address(message) {
-            self.0.remove(&address);
-        }
+    fn is_gone(&mut self, message: &AddressMessage) -> bool {
+        address(message).is_some_and(|(link, address)| {
+            self.all.remove(&(link, address));
+            !self.of_services.contains(&link)
+        })
+    }
+
+    fn link_is(&mut self, message: &LinkMessage) -> bool {
+        link_facts(message).is_some_and(|facts| {
+            if dummy::holds_services(&facts.name) {
+                self.of_services.insert(facts.index)
+            } else {
+                // It may have had such a name before.
+                self.of_services.remove(&facts.index)
+            }
+        })
     }
 
     fn all(&self) -> BTreeSet<IpAddr> {
-        self.0.iter().map(|(_, address)| *address).collect()
+        let of_the_node = self.all.iter().filter(|(link, _)| !self.of_services.contains(link));
+        of_the_node.map(|(_, address)| *address).collect()
     }
 }
 
@@ -131,7 +170,7 @@ fn is_usable(message: &AddressMessage) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::address::AddressAttribute;
+    use netlink_packet_route::{address::AddressAttribute, link::LinkAttribute};
 
     use super::*;
 
@@ -153,7 +192,9 @@ mod tests {
 
     fn after(messages: &[RouteNetlinkMessage]) -> Vec<String> {
         let mut addresses = Addresses::default();
-        messages.iter().for_each(|message| addresses.notified(message));
+        for message in messages {
+            addresses.notified(message);
+        }
         addresses.all().iter().map(ToString::to_string).collect()
     }
 
@@ -175,6 +216,47 @@ mod tests {
         let on_both = [comes(2, "10.0.0.1"), comes(3, "10.0.0.1"), goes(2, "10.0.0.1")];
         assert_eq!(after(&on_both), ["10.0.0.1"]);
         assert_eq!(after(&[&on_both[..], &[goes(3, "10.0.0.1")]].concat()), [""; 0]);
+    }
+
+    fn link(index: u32, name: &str) -> RouteNetlinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        message.attributes = vec![LinkAttribute::IfName(name.to_owned())];
+        RouteNetlinkMessage::NewLink(message)
+    }
+
+    #[test]
+    fn addresses_of_services_are_not_the_nodes_own() {
+        for name in ["lb-ipvs0", "kube-ipvs0"] {
+            let services = [link(7, name), comes(7, "10.96.0.1"), comes(2, "10.0.0.1")];
+            assert_eq!(after(&services), ["10.0.0.1"], "{name}");
+            let told_late = [comes(7, "10.96.0.1"), comes(2, "10.0.0.1"), link(7, name)];
+            assert_eq!(after(&told_late), ["10.0.0.1"], "{name}");
+            // One address may be the node's and a service's.
+            let of_both = [link(7, name), comes(7, "10.0.0.1"), comes(2, "10.0.0.1")];
+            assert_eq!(after(&of_both), ["10.0.0.1"], "{name}");
+            let renamed = [link(7, name), comes(7, "10.96.0.1"), link(7, "dummy0")];
+            assert_eq!(after(&renamed), ["10.96.0.1"], "{name}");
+            let gone = LinkMessage::clone(match &services[0] {
+                RouteNetlinkMessage::NewLink(message) => message,
+                other => panic!("{other:?}"),
+            });
+            let another = [link(7, name), RouteNetlinkMessage::DelLink(gone), comes(7, "10.0.0.7")];
+            assert_eq!(after(&another), ["10.0.0.7"], "the index is another link's now");
+        }
+        assert_eq!(after(&[link(7, "dummy0"), comes(7, "10.0.0.1")]), ["10.0.0.1"]);
+    }
+
+    #[test]
+    fn only_what_concerns_the_nodes_own_addresses_is_news() {
+        let mut addresses = Addresses::default();
+        assert!(!addresses.notified(&link(2, "eth0")));
+        assert!(addresses.notified(&comes(2, "10.0.0.1")));
+        assert!(addresses.notified(&link(7, "lb-ipvs0")));
+        assert!(!addresses.notified(&link(7, "lb-ipvs0")));
+        assert!(!addresses.notified(&comes(7, "10.96.0.1")));
+        assert!(!addresses.notified(&goes(7, "10.96.0.1")));
+        assert!(addresses.notified(&goes(2, "10.0.0.1")));
     }
 
     #[test]

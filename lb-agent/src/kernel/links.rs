@@ -6,6 +6,7 @@
 //! | link | role | why |
 //! |---|---|---|
 //! | neither Ethernet nor bare IP (InfiniBand, CAN, ...) | none | the programs would not find the IP header |
+//! | named as the link that holds services' addresses ([`dummy`](super::dummy)) | none | whatever a rule says |
 //! | named by a rule of the user's | what the rule says | the user knows |
 //! | loopback; `dummy`, `ifb`, `nlmon`, `vrf`, `vcan` | none | no packet of a client comes in there; addresses of the node may well live there |
 //! | owns an address of the Node, or a default route leads through it | uplink | whatever it is: the `bridge` or `openvswitch` port that took over a card's address, a `bond`, a `vlan` of one, the `veth` of a node that is a container itself |
@@ -30,7 +31,7 @@ mod table;
 mod watch;
 
 pub use classify::{Facts, classify};
-pub(super) use messages::address;
+pub(super) use messages::{address, link_facts};
 pub use rules::{LinkRuleError, LinkRules, PodLinks};
 pub use watch::watch;
 
@@ -58,6 +59,30 @@ pub struct Link {
     pub is_ip_only: bool,
     /// A rule of the user's says so.
     pub is_by_rule: bool,
+    /// The bridge that it is a port of.
+    pub bridge: Option<Bridge>,
+}
+
+impl Link {
+    /// Whether two say the same of a link, to somebody whom bridges do not concern.
+    #[must_use]
+    pub fn is_same_but_for_bridge(&self, other: &Self) -> bool {
+        let without_bridge = |link: &Self| Self {
+            bridge: None,
+            ..link.clone()
+        };
+        without_bridge(self) == without_bridge(other)
+    }
+}
+
+/// A bridge, to one of its ports. What is routed comes in by the bridge, and by the port only below IP.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Bridge {
+    /// Interface index.
+    pub index: u32,
+    /// What comes in by the bridge is from pods: each port is a pod's link, or one that nothing comes in by. If
+    /// not, a packet that comes in by the bridge may be from a pod, or by an uplink from anywhere.
+    pub has_only_pods: bool,
 }
 
 /// What the watcher says.
@@ -72,7 +97,7 @@ pub enum Notice {
 /// What happened to a link.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkEvent {
-    /// It takes part now, or in another role.
+    /// It takes part now, or in another role, or in another bridge.
     Is(Link),
     /// It is gone, or takes part no more. The index is free for another link.
     Gone {

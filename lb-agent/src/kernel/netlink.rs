@@ -4,6 +4,10 @@
 //! of whatever request of another process caused it; on one socket it could pass for the answer to
 //! ours and end a dump early.
 
+mod requests;
+
+pub(crate) use requests::Requests;
+
 use std::{
     io,
     os::fd::{AsRawFd as _, BorrowedFd},

@@ -23,6 +23,11 @@ impl Netns {
         Self::open("/proc/thread-self/ns/net")
     }
 
+    /// The kernel's number of it. Another may have it when this one is gone.
+    pub(super) const fn inode(&self) -> u64 {
+        self.inode
+    }
+
     fn open(path: &str) -> io::Result<Self> {
         let file = File::open(path)?;
         let inode = file.metadata()?.ino();

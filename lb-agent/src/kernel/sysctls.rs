@@ -9,11 +9,18 @@
 //!   uplinks with policy routing, it is certain to drop packets of services ([`check_links`]).
 //! * Clients are masqueraded to ports that sockets of the host should not draw (`ip_local_port_range`). Where it does,
 //!   connection tracking moves whoever comes second to another port: pointed out only.
-//! * Bridge settings (`bridge-nf-call-*`) are not looked at: translation happens on the pod's own link.
-//!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port.
+//! * Bridge settings (`bridge-nf-call-*`) do not matter to the BPF plane, which translates on the pod's own link.
+//!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port. The IPVS plane needs them
+//!   ([`check_bridges`]), and settings of IPVS itself ([`check_ipvs`]).
+//!
+//! What is set is written down before, and put back by [`restore`] unless somebody has changed it since.
 
+mod ipvs;
+mod record;
 mod return_paths;
 
+pub use ipvs::{check_bridges, check_ipvs};
+pub use record::{End, Restored};
 pub use return_paths::check_links;
 
 use std::{
@@ -24,7 +31,11 @@ use std::{
 
 use lb_common::config::{FIRST_SNAT_PORT, LAST_SNAT_PORT};
 
+use self::record::RecordFile;
 use crate::desired::Family;
+
+/// Where an agent keeps what is to be known until the machine restarts, unless it is told another folder.
+pub const DEFAULT_RUN_DIR: &str = "/run/lb-agent";
 
 const PROC: &str = "/proc";
 /// Where this network namespace has its settings, below [`PROC`].
@@ -43,6 +54,15 @@ pub enum Severity {
     Problem,
 }
 
+/// Whether the user has to allow that it is set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Consent {
+    /// It is set where the user said so: others on the node depend on it too.
+    Asked,
+    /// It is set in any case.
+    Given,
+}
+
 /// A setting that is not as the data path would have it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
@@ -54,6 +74,8 @@ pub struct Finding {
     pub wanted: Option<&'static str>,
     /// How much it matters.
     pub severity: Severity,
+    /// Whether it may be set.
+    pub consent: Consent,
     /// What goes wrong.
     pub reason: &'static str,
 }
@@ -62,7 +84,10 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is {}: {}", self.name, self.value, self.reason)?;
         if let Some(wanted) = self.wanted {
-            write!(f, "; `sysctl -w {}={wanted}`, or start with --set-sysctls", self.name)?;
+            write!(f, "; `sysctl -w {}={wanted}`", self.name)?;
+            if self.consent == Consent::Asked {
+                f.write_str(", or start with --set-sysctls")?;
+            }
         }
         Ok(())
     }
@@ -73,11 +98,24 @@ pub fn check(families: &[Family]) -> io::Result<Vec<Finding>> {
     check_under(Path::new(PROC), families)
 }
 
-/// Sets what has a wanted value, in the order of the findings. Returns what was set, and what could
-/// not be, with the reason.
-pub fn set(findings: &[Finding]) -> (Vec<&Finding>, Vec<(&Finding, io::Error)>) {
-    set_under(Path::new(PROC), findings)
+/// Sets what has a wanted value and may be set, in the order of the findings. `is_allowed`: the user lets those
+/// be set that take consent. What is set is written down in `run_dir` first, for [`restore`]; what cannot be
+/// written down is not set. Returns what was set, and what could not be, with the reason.
+pub fn set<'a>(findings: &'a [Finding], is_allowed: bool, run_dir: &Path) -> SetOutcome<'a> {
+    set_under(Path::new(PROC), findings, is_allowed, run_dir)
 }
+
+/// Puts back what [`set`] wrote down in `run_dir`, from whichever process: what still has the value that it was
+/// set to gets the one that it had first, the last that was set first. Says what became of each.
+///
+/// # Errors
+/// Where what is written down cannot be read.
+pub fn restore(run_dir: &Path) -> io::Result<Vec<Restored>> {
+    RecordFile::new(run_dir).restore(Path::new(PROC))
+}
+
+/// What was set, and what could not be, with the reason.
+pub type SetOutcome<'a> = (Vec<&'a Finding>, Vec<(&'a Finding, io::Error)>);
 
 fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
     let root = &proc.join(SYSCTLS);
@@ -108,6 +146,7 @@ fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
                 value,
                 wanted: Some("1"),
                 severity: Severity::Problem,
+                consent: Consent::Asked,
                 reason,
             });
         }
@@ -122,6 +161,7 @@ fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
                     value: "1".to_owned(),
                     wanted: None,
                     severity: Severity::Note,
+                    consent: Consent::Asked,
                     reason: "packets whose way back leads through another link are dropped; where \
                              routes are not symmetric, 2 is enough",
                 });
@@ -145,6 +185,7 @@ fn ephemeral_ports(root: &Path) -> io::Result<Option<Finding>> {
         value: format!("{first} {last}"),
         wanted: None,
         severity: Severity::Note,
+        consent: Consent::Asked,
         reason: "clients are masqueraded to ports 10000 to 29999, some of which sockets of this host draw as well; \
                  where both have one to the same endpoint, the kernel gives the later another",
     }))
@@ -166,6 +207,7 @@ fn router_advertisements(proc: &Path) -> io::Result<Vec<Finding>> {
             value,
             wanted: Some("2"),
             severity: Severity::Problem,
+            consent: Consent::Asked,
             reason: "the default route by this link is from a router's advertisements, and is lost as soon \
                      as IPv6 packets are forwarded (net.ipv6.conf.all.forwarding)",
         });
@@ -188,9 +230,11 @@ fn links_with_advertised_route(routes: &str) -> BTreeSet<&str> {
     advertised.collect()
 }
 
-fn set_under<'a>(proc: &Path, findings: &'a [Finding]) -> (Vec<&'a Finding>, Vec<(&'a Finding, io::Error)>) {
+fn set_under<'a>(proc: &Path, findings: &'a [Finding], is_allowed: bool, run_dir: &Path) -> SetOutcome<'a> {
+    let record = RecordFile::new(run_dir);
     let (mut set, mut failed) = (Vec::new(), Vec::new());
-    for finding in findings {
+    let may_be_set = |finding: &&Finding| is_allowed || finding.consent == Consent::Given;
+    for finding in findings.iter().filter(may_be_set) {
         let Some(wanted) = finding.wanted else {
             continue;
         };
@@ -198,7 +242,7 @@ fn set_under<'a>(proc: &Path, findings: &'a [Finding]) -> (Vec<&'a Finding>, Vec
         let result = if finding.name == IPV6_FORWARDING && failed.iter().any(cuts_off) {
             Err(io::Error::other("the node would lose its default route, see accept_ra"))
         } else {
-            fs::write(path(proc, &finding.name), wanted)
+            record.set(proc, &finding.name, wanted)
         };
         match result {
             Ok(()) => set.push(finding),
@@ -311,7 +355,7 @@ mod tests {
         );
         assert!(findings[0].to_string().contains("`sysctl -w net.ipv4.ip_forward=1`"));
 
-        let (set, failed) = set_under(root.path(), &findings);
+        let (set, failed) = set_under(root.path(), &findings, true, &root.path().join("run"));
         assert_eq!((set.len(), failed.len()), (2, 0));
         let left = check_under(root.path(), &BOTH).unwrap();
         assert_eq!(left.len(), 1);
@@ -362,7 +406,7 @@ mod tests {
         let told = findings[1].to_string();
         assert!(told.contains("`sysctl -w net.ipv6.conf.eth1/5.accept_ra=2`"), "{told}");
 
-        let (set, failed) = set_under(root.path(), &findings);
+        let (set, failed) = set_under(root.path(), &findings, true, &root.path().join("run"));
         assert_eq!((set.len(), failed.len()), (3, 0));
         let value = |path: &str| fs::read_to_string(root.path().join(SYSCTLS).join(path)).unwrap();
         assert_eq!(value("ipv6/conf/eth0/accept_ra"), "2");
@@ -376,7 +420,7 @@ mod tests {
         routes(&root, &[("eth0", "00450003")]);
         let findings = check_under(root.path(), &[Family::V6]).unwrap();
         fs::remove_dir_all(root.path().join(SYSCTLS).join("ipv6/conf/eth0")).unwrap();
-        let (set, failed) = set_under(root.path(), &findings);
+        let (set, failed) = set_under(root.path(), &findings, true, &root.path().join("run"));
         assert_eq!(set, [] as [&Finding; 0]);
         let failed: Vec<_> = failed.iter().map(|(finding, _)| finding.name.as_str()).collect();
         assert_eq!(failed, ["net.ipv6.conf.eth0.accept_ra", IPV6_FORWARDING]);

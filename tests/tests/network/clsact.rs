@@ -96,6 +96,7 @@ pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
                 role,
                 is_ip_only: false,
                 is_by_rule: false,
+                bridge: None,
             });
             assert_eq!(hooks.link(&event, Pace::Steady)?, LinkState::Served, "{}", link.name);
         }

@@ -136,6 +136,7 @@ fn link_at(index: u32, name: &str) -> Notice {
         role: Role::Pod,
         is_ip_only: false,
         is_by_rule: false,
+        bridge: None,
     }))
 }
 
@@ -258,6 +259,7 @@ async fn uplinks_and_tunnels_are_told_of_and_pods_are_not() {
             role,
             is_ip_only: false,
             is_by_rule: false,
+            bridge: None,
         }))
     };
     let mut told_after = async |notices: &[Notice]| {

@@ -34,16 +34,26 @@ impl Facts {
     pub(super) fn is_of_pair(&self) -> bool {
         matches!(self.kind.as_deref(), Some("veth" | "netkit"))
     }
+
+    /// The index of the bridge that it is a port of.
+    pub(super) fn bridge(&self) -> Option<u32> {
+        self.master.filter(|_| self.master_kind.as_deref() == Some("bridge"))
+    }
+
+    /// No packet of anybody comes in there.
+    pub(super) fn leads_nowhere(&self) -> bool {
+        self.is_loopback || matches!(self.kind.as_deref(), Some("dummy" | "ifb" | "nlmon" | "vrf" | "vcan"))
+    }
 }
 
 /// The role of a link that no rule names, by the table in [the module's documentation](super).
 /// `leads_out`: it has an address of the Node, or a default route.
 #[must_use]
 pub fn classify(facts: &Facts, leads_out: bool) -> Option<Role> {
-    let kind = facts.kind.as_deref();
-    if facts.is_loopback || matches!(kind, Some("dummy" | "ifb" | "nlmon" | "vrf" | "vcan")) {
+    if facts.leads_nowhere() {
         return None;
     }
+    let kind = facts.kind.as_deref();
     if leads_out {
         return Some(Role::Uplink);
     }

@@ -13,7 +13,7 @@ use super::Facts;
 
 /// Of a link. `None` for messages about it in another role: with the family of bridges the kernel
 /// tells of ports, and of a port's end as if the link were deleted.
-pub(super) fn link_facts(message: &LinkMessage) -> Option<Facts> {
+pub(in crate::kernel) fn link_facts(message: &LinkMessage) -> Option<Facts> {
     if message.header.interface_family != AddressFamily::Unspec {
         return None;
     }

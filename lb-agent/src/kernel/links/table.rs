@@ -6,9 +6,10 @@ use std::{
 };
 
 use super::{
-    Facts, Link, LinkEvent, LinkRules, Role,
+    Bridge, Facts, Link, LinkEvent, LinkRules, Role,
     classify::{classify, tell_pods},
 };
+use crate::kernel::dummy;
 
 /// The links.
 #[derive(Debug, Default)]
@@ -22,6 +23,8 @@ pub(super) struct LinkTable {
     knows_node: bool,
     /// What was last told of each link.
     told: BTreeMap<u32, Option<Link>>,
+    /// Ports by which others than pods come into a bridge, with the bridge.
+    strangers: BTreeMap<u32, u32>,
 }
 
 /// What a dump says.
@@ -68,6 +71,7 @@ impl LinkTable {
             self.addresses.entry(index).or_default().insert(address);
         }
         self.default_routes = snapshot.default_routes;
+        self.strangers.clear();
         let mut gone: Vec<LinkEvent> = Vec::new();
         for (index, told) in std::mem::take(&mut self.told) {
             if told.is_some() && !self.links.contains_key(&index) {
@@ -79,29 +83,34 @@ impl LinkTable {
     }
 
     /// A link came or changed.
-    pub(super) fn set_link(&mut self, facts: Facts) -> Option<LinkEvent> {
+    pub(super) fn set_link(&mut self, facts: Facts) -> Vec<LinkEvent> {
         let index = facts.index;
         self.links.insert(index, facts);
         self.tell(index)
     }
 
     /// A link went.
-    pub(super) fn remove_link(&mut self, index: u32) -> Option<LinkEvent> {
+    pub(super) fn remove_link(&mut self, index: u32) -> Vec<LinkEvent> {
         self.links.remove(&index);
         self.addresses.remove(&index);
         self.default_routes.remove(&index);
-        self.told.remove(&index).flatten().map(|_| LinkEvent::Gone { index })
+        let was_told = self.told.remove(&index).flatten();
+        let gone = was_told.map(|_| LinkEvent::Gone { index });
+        let others = self.tell(index);
+        gone.into_iter().chain(others).collect()
     }
 
     /// A link has an address.
-    pub(super) fn add_address(&mut self, index: u32, address: IpAddr) -> Option<LinkEvent> {
+    pub(super) fn add_address(&mut self, index: u32, address: IpAddr) -> Vec<LinkEvent> {
         self.addresses.entry(index).or_default().insert(address);
         self.tell(index)
     }
 
     /// A link has an address no more.
-    pub(super) fn remove_address(&mut self, index: u32, address: IpAddr) -> Option<LinkEvent> {
-        self.addresses.get_mut(&index)?.remove(&address);
+    pub(super) fn remove_address(&mut self, index: u32, address: IpAddr) -> Vec<LinkEvent> {
+        if let Some(addresses) = self.addresses.get_mut(&index) {
+            addresses.remove(&address);
+        }
         self.tell(index)
     }
 
@@ -109,7 +118,7 @@ impl LinkTable {
     pub(super) fn set_default_routes(&mut self, links: BTreeSet<u32>) -> Vec<LinkEvent> {
         let changed: Vec<u32> = links.symmetric_difference(&self.default_routes).copied().collect();
         self.default_routes = links;
-        changed.into_iter().filter_map(|index| self.tell(index)).collect()
+        changed.into_iter().flat_map(|index| self.tell(index)).collect()
     }
 
     /// Whether a default route leads through a link, as far as is known.
@@ -163,11 +172,47 @@ impl LinkTable {
 
     fn tell_all(&mut self) -> Vec<LinkEvent> {
         let indices: Vec<u32> = self.links.keys().copied().collect();
-        indices.into_iter().filter_map(|index| self.tell(index)).collect()
+        for index in &indices {
+            self.sort_port(*index);
+        }
+        indices.into_iter().filter_map(|index| self.tell_one(index)).collect()
     }
 
-    /// The event of a link whose role or name is not what was last told.
-    fn tell(&mut self, index: u32) -> Option<LinkEvent> {
+    /// The events of what something that happened to a link changes: of itself, and of the other ports of a
+    /// bridge if it is the first by which others than pods come in there, or was the last.
+    fn tell(&mut self, index: u32) -> Vec<LinkEvent> {
+        let changed = self.sort_port(index);
+        let mut indices = vec![index];
+        if !changed.is_empty() {
+            let is_concerned = |facts: &&Facts| facts.bridge().is_some_and(|bridge| changed.contains(&bridge));
+            let ports = self.links.values().filter(is_concerned).map(|facts| facts.index);
+            indices.extend(ports.filter(|port| *port != index));
+        }
+        indices.into_iter().filter_map(|index| self.tell_one(index)).collect()
+    }
+
+    /// Notes by which bridge's port others than pods come in, if by this link. Returns the bridges that have got
+    /// their first such port by it, or lost their last.
+    fn sort_port(&mut self, index: u32) -> Vec<u32> {
+        let stranger_of = self.links.get(&index).and_then(|facts| {
+            let is_pod = !self.depends_on_node(facts) && self.role_of(facts) == Some(Role::Pod);
+            facts.bridge().filter(|_| !is_pod && !facts.leads_nowhere())
+        });
+        let before = self.strangers.remove(&index);
+        let changed = [before, stranger_of].into_iter().flatten();
+        let changed: Vec<u32> = changed
+            .filter(|bridge| before != stranger_of && self.has_only_pods(*bridge))
+            .collect();
+        self.strangers.extend(stranger_of.map(|bridge| (index, bridge)));
+        changed
+    }
+
+    fn has_only_pods(&self, bridge: u32) -> bool {
+        !self.strangers.values().any(|other| *other == bridge)
+    }
+
+    /// The event of a link that is not as it was last told.
+    fn tell_one(&mut self, index: u32) -> Option<LinkEvent> {
         let facts = self.links.get(&index)?;
         if self.depends_on_node(facts) {
             return None;
@@ -204,10 +249,10 @@ impl LinkTable {
         tell_pods(self.rules.pods(), facts, master, classify(facts, leads_out))
     }
 
-    /// The part that a link takes.
-    fn part_of(&self, facts: &Facts) -> Option<Link> {
-        if !facts.is_ethernet && !facts.is_ip_only {
-            // No program of ours would find the IP header there, whatever a rule says.
+    /// The role of a link.
+    fn role_of(&self, facts: &Facts) -> Option<Role> {
+        if !facts.is_ethernet && !facts.is_ip_only || dummy::holds_services(&facts.name) {
+            // Whatever a rule says: no program of ours would find the IP header there, or nothing comes in.
             return None;
         }
         let leads_out = self.default_routes.contains(&facts.index)
@@ -216,13 +261,21 @@ impl LinkTable {
                 .get(&facts.index)
                 .is_some_and(|own| !own.is_disjoint(&self.node_addresses));
         let by_rule = self.rules.role(&facts.name);
-        let role = by_rule.unwrap_or_else(|| self.unnamed_role(facts, leads_out));
-        role.map(|role| Link {
+        by_rule.unwrap_or_else(|| self.unnamed_role(facts, leads_out))
+    }
+
+    /// The part that a link takes.
+    fn part_of(&self, facts: &Facts) -> Option<Link> {
+        self.role_of(facts).map(|role| Link {
             index: facts.index,
             name: facts.name.clone(),
             role,
             is_ip_only: facts.is_ip_only,
-            is_by_rule: by_rule.is_some(),
+            is_by_rule: self.rules.role(&facts.name).is_some(),
+            bridge: facts.bridge().map(|index| Bridge {
+                index,
+                has_only_pods: self.has_only_pods(index),
+            }),
         })
     }
 }
@@ -259,6 +312,7 @@ mod tests {
             role,
             is_ip_only: false,
             is_by_rule: false,
+            bridge: None,
         })
     }
 
@@ -283,22 +337,22 @@ mod tests {
     #[test]
     fn a_link_is_told_once_and_again_only_when_its_part_changes() {
         let mut table = table();
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Pod)));
-        assert_eq!(table.set_link(veth(5, 2, true)), None);
+        assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Pod)]);
+        assert_eq!(table.set_link(veth(5, 2, true)), []);
         let mut in_bridge = veth(5, 2, true);
         in_bridge.master = Some(3);
-        assert_eq!(table.set_link(in_bridge), None);
-        assert_eq!(table.remove_link(5), Some(LinkEvent::Gone { index: 5 }));
-        assert_eq!(table.remove_link(5), None);
+        assert_eq!(table.set_link(in_bridge), []);
+        assert_eq!(table.remove_link(5), [LinkEvent::Gone { index: 5 }]);
+        assert_eq!(table.remove_link(5), []);
     }
 
     #[test]
     fn an_address_of_the_node_makes_an_uplink_and_its_end_unmakes_it() {
         let mut table = table();
         table.set_link(veth(5, 2, true));
-        assert_eq!(table.add_address(5, IpAddr::from([10, 0, 0, 1])), None);
-        assert_eq!(table.add_address(5, node_address()), Some(is(5, Role::Uplink)));
-        assert_eq!(table.remove_address(5, node_address()), Some(is(5, Role::Pod)));
+        assert_eq!(table.add_address(5, IpAddr::from([10, 0, 0, 1])), []);
+        assert_eq!(table.add_address(5, node_address()), [is(5, Role::Uplink)]);
+        assert_eq!(table.remove_address(5, node_address()), [is(5, Role::Pod)]);
         let addresses = BTreeSet::from([IpAddr::from([10, 0, 0, 1])]);
         assert_eq!(table.set_node_addresses(addresses), [is(5, Role::Uplink)]);
     }
@@ -306,8 +360,8 @@ mod tests {
     #[test]
     fn an_address_may_be_told_before_its_link() {
         let mut table = table();
-        assert_eq!(table.add_address(5, node_address()), None);
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Uplink)));
+        assert_eq!(table.add_address(5, node_address()), []);
+        assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Uplink)]);
     }
 
     #[test]
@@ -391,8 +445,8 @@ mod tests {
     fn a_rule_comes_first() {
         let rules = LinkRules::parse(&["veth5=ignore", "veth6=tunnel"]).unwrap();
         let mut table = LinkTable::new(rules, None);
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(LinkEvent::Gone { index: 5 }));
-        assert_eq!(table.set_link(veth(6, 2, true)), Some(by_rule(is(6, Role::Tunnel))));
+        assert_eq!(table.set_link(veth(5, 2, true)), [LinkEvent::Gone { index: 5 }]);
+        assert_eq!(table.set_link(veth(6, 2, true)), [by_rule(is(6, Role::Tunnel))]);
     }
 
     #[test]
@@ -412,8 +466,8 @@ mod tests {
             ..veth(5, 2, true)
         };
         table.set_link(bridge);
-        assert_eq!(table.set_link(port), Some(is(5, Role::Pod)));
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(is(5, Role::Uplink)));
+        assert_eq!(table.set_link(port), [is(5, Role::Pod)]);
+        assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Uplink)]);
     }
 
     #[test]
@@ -423,7 +477,7 @@ mod tests {
             prefix: "veth".to_owned(),
         });
         let mut table = LinkTable::new(rules, Some(BTreeSet::new()));
-        assert_eq!(table.set_link(veth(5, 2, true)), Some(by_rule(is(5, Role::Tunnel))));
-        assert_eq!(table.set_link(veth(6, 7, false)), Some(is(6, Role::Pod)));
+        assert_eq!(table.set_link(veth(5, 2, true)), [by_rule(is(5, Role::Tunnel))]);
+        assert_eq!(table.set_link(veth(6, 7, false)), [is(6, Role::Pod)]);
     }
 }

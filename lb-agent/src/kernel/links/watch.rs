@@ -205,8 +205,8 @@ impl Watcher {
 
     /// Takes in a notification.
     async fn notified(&mut self, message: RouteNetlinkMessage) -> Result<(), Stop> {
-        let event = match message {
-            RouteNetlinkMessage::NewLink(message) => link_facts(&message).and_then(|facts| {
+        let events = match message {
+            RouteNetlinkMessage::NewLink(message) => link_facts(&message).map(|facts| {
                 if self.table.is_new(&facts) {
                     self.peer_changes(&facts);
                 }
@@ -217,7 +217,7 @@ impl Watcher {
                 }
                 self.table.set_link(facts)
             }),
-            RouteNetlinkMessage::DelLink(message) => link_facts(&message).and_then(|facts| {
+            RouteNetlinkMessage::DelLink(message) => link_facts(&message).map(|facts| {
                 // As it was known: the kernel may tell of one that moves as it will be.
                 if let Some(known) = self.table.link(facts.index).cloned() {
                     self.peer_changes(&known);
@@ -231,9 +231,9 @@ impl Watcher {
                 self.table.remove_link(facts.index)
             }),
             RouteNetlinkMessage::NewAddress(message) => {
-                address(&message).and_then(|(index, ip)| self.table.add_address(index, ip))
+                address(&message).map(|(index, ip)| self.table.add_address(index, ip))
             }
-            RouteNetlinkMessage::DelAddress(message) => address(&message).and_then(|(index, ip)| {
+            RouteNetlinkMessage::DelAddress(message) => address(&message).map(|(index, ip)| {
                 self.routes_may_change(index);
                 self.table.remove_address(index, ip)
             }),
@@ -246,7 +246,7 @@ impl Watcher {
             }
             _ => None,
         };
-        self.tell(event).await
+        self.tell(events.into_iter().flatten()).await
     }
 
     /// IPv4 routes vanish without a word when their link goes down or loses its address.
@@ -285,8 +285,8 @@ impl Watcher {
             match answer {
                 Ok(links) => {
                     for facts in links.iter().filter_map(link_facts) {
-                        let event = self.table.set_link(facts);
-                        self.tell(event).await?;
+                        let events = self.table.set_link(facts);
+                        self.tell(events).await?;
                     }
                 }
                 // Gone with its peer: its own notification is on the way.

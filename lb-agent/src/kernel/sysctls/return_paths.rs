@@ -10,7 +10,7 @@ use futures::TryStreamExt as _;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute};
 use rtnetlink::IpVersion;
 
-use super::{Finding, PROC, SYSCTLS, Severity, read, swap_separators};
+use super::{Consent, Finding, PROC, SYSCTLS, Severity, read, swap_separators};
 use crate::kernel::{
     links::{Link, Role},
     netlink::{Connection, within},
@@ -97,6 +97,7 @@ fn check_link(proc: &Path, link: &Link, routing: &Routing) -> io::Result<Option<
             value: "1".to_owned(),
             wanted,
             severity: Severity::Problem,
+            consent: Consent::Asked,
             reason,
         })
     };
@@ -147,6 +148,7 @@ mod tests {
             role,
             is_ip_only: false,
             is_by_rule: false,
+            bridge: None,
         }
     }
 

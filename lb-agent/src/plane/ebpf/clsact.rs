@@ -13,12 +13,10 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcHeader, TcMessage, TcOption},
 };
-use rtnetlink::{
-    packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
-    sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE},
-};
+use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
 use super::sys::Direction;
+use crate::kernel::netlink::Requests;
 
 /// Before the name of the program in the name of each of our filters.
 const NAME_PREFIX: &str = "lb-agent/";
@@ -62,9 +60,9 @@ impl Filter {
 
 /// Puts the program on the link, first in the chain, or in the place of ours that is there.
 pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>, name: &str) -> io::Result<Qdisc> {
-    let mut connection = Connection::open()?;
-    let qdisc = connection.add_qdisc(ifindex)?;
-    let chain = connection.filters(ifindex, direction)?;
+    let mut requests = Requests::open()?;
+    let qdisc = add_qdisc(&mut requests, ifindex)?;
+    let chain = filters(&mut requests, ifindex, direction)?;
     let (priority, handle) = match chain.iter().find(|filter| filter.is_ours()) {
         Some(ours) => (ours.priority, ours.handle),
         None => free_place(&chain),
@@ -79,20 +77,20 @@ pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>
         TcAttribute::Kind(TcFilterBpf::KIND.to_owned()),
         TcAttribute::Options(options.into_iter().map(TcOption::Bpf).collect()),
     ];
-    connection.request(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)?;
+    requests.request(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)?;
     Ok(qdisc)
 }
 
 /// The filters of the link, in the order in which they run.
 pub(super) fn chain(ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
-    Connection::open()?.filters(ifindex, direction)
+    filters(&mut Requests::open()?, ifindex, direction)
 }
 
 /// Whether a filter of ours is on the link.
 pub(super) fn has_ours(ifindex: u32) -> io::Result<bool> {
-    let mut connection = Connection::open()?;
+    let mut requests = Requests::open()?;
     for direction in Direction::ALL {
-        if connection.filters(ifindex, direction)?.iter().any(Filter::is_ours) {
+        if filters(&mut requests, ifindex, direction)?.iter().any(Filter::is_ours) {
             return Ok(true);
         }
     }
@@ -102,24 +100,24 @@ pub(super) fn has_ours(ifindex: u32) -> io::Result<bool> {
 /// Takes our filters off the link, and its clsact qdisc with the last filter if we made it. Returns the
 /// names of those taken off.
 pub(super) fn detach(ifindex: u32, qdisc: Qdisc) -> io::Result<Vec<String>> {
-    let mut connection = Connection::open()?;
+    let mut requests = Requests::open()?;
     let mut removed = Vec::new();
     let mut others = false;
     for direction in Direction::ALL {
-        for filter in connection.filters(ifindex, direction)? {
+        for filter in filters(&mut requests, ifindex, direction)? {
             if !filter.is_ours() {
                 others = true;
                 continue;
             }
             let mut message = filter_message(ifindex, direction, filter.priority, filter.handle)?;
             message.attributes = vec![TcAttribute::Kind(filter.kind)];
-            connection.request(RouteNetlinkMessage::DelTrafficFilter(message), 0)?;
+            requests.request(RouteNetlinkMessage::DelTrafficFilter(message), 0)?;
             removed.push(filter.name);
         }
     }
     if qdisc == Qdisc::Made && !removed.is_empty() && !others {
         let message = qdisc_message(ifindex)?;
-        connection.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0)?;
+        requests.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0)?;
     }
     Ok(removed)
 }
@@ -192,87 +190,28 @@ fn filter(header: &TcHeader, attributes: &[TcAttribute]) -> Option<Filter> {
     })
 }
 
-/// A blocking rtnetlink socket.
-struct Connection {
-    socket: Socket,
-    sequence: u32,
+fn add_qdisc(requests: &mut Requests, ifindex: u32) -> io::Result<Qdisc> {
+    let message = RouteNetlinkMessage::NewQueueDiscipline(qdisc_message(ifindex)?);
+    match requests.request(message, NLM_F_CREATE | NLM_F_EXCL) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Qdisc::Found),
+        result => result.map(|()| Qdisc::Made),
+    }
 }
 
-impl Connection {
-    fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
-        socket.bind_auto()?;
-        socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+fn filters(requests: &mut Requests, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
+    let mut message = message(ifindex)?;
+    message.header.parent = parent(direction);
+    match requests.dump(&RouteNetlinkMessage::GetTrafficFilter(message)) {
+        // No clsact qdisc, so no filters.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
+        result => Ok(result?.iter().filter_map(listed_filter).collect()),
     }
+}
 
-    fn add_qdisc(&mut self, ifindex: u32) -> io::Result<Qdisc> {
-        let message = RouteNetlinkMessage::NewQueueDiscipline(qdisc_message(ifindex)?);
-        match self.request(message, NLM_F_CREATE | NLM_F_EXCL) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Qdisc::Found),
-            result => result.map(|()| Qdisc::Made),
-        }
-    }
-
-    fn filters(&mut self, ifindex: u32, direction: Direction) -> io::Result<Vec<Filter>> {
-        let mut message = message(ifindex)?;
-        message.header.parent = parent(direction);
-        let request = RouteNetlinkMessage::GetTrafficFilter(message);
-        let mut filters = Vec::new();
-        let result = self.exchange(request, NLM_F_DUMP, |answer| {
-            if let RouteNetlinkMessage::NewTrafficFilter(message) = answer {
-                filters.extend(filter(&message.header, &message.attributes));
-            }
-        });
-        match result {
-            // No clsact qdisc, so no filters.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(Vec::new()),
-            result => result.map(|()| filters),
-        }
-    }
-
-    fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.exchange(message, NLM_F_ACK | flags, |_| {})
-    }
-
-    /// Sends a message and reads the answers, up to the acknowledgement or the end of the dump.
-    fn exchange(
-        &mut self,
-        message: RouteNetlinkMessage,
-        flags: u16,
-        mut answer: impl FnMut(RouteNetlinkMessage),
-    ) -> io::Result<()> {
-        self.sequence += 1;
-        let mut request = NetlinkMessage::from(message);
-        request.header.flags = NLM_F_REQUEST | flags;
-        request.header.sequence_number = self.sequence;
-        request.finalize();
-        let mut buffer = vec![0; request.buffer_len()];
-        request.serialize(&mut buffer);
-        self.socket.send(&buffer, 0)?;
-        loop {
-            let (datagram, _) = self.socket.recv_from_full()?;
-            let mut rest = datagram.as_slice();
-            while !rest.is_empty() {
-                let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
-                let length = (message.header.length as usize).next_multiple_of(4);
-                rest = rest.get(length..).unwrap_or(&[]);
-                if message.header.sequence_number != self.sequence {
-                    continue;
-                }
-                match message.payload {
-                    NetlinkPayload::Error(error) => {
-                        return match error.code {
-                            None => Ok(()),
-                            Some(_) => Err(error.to_io()),
-                        };
-                    }
-                    NetlinkPayload::Done(_) => return Ok(()),
-                    NetlinkPayload::InnerMessage(inner) => answer(inner),
-                    _ => {}
-                }
-            }
-        }
+fn listed_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
+    match answer {
+        RouteNetlinkMessage::NewTrafficFilter(message) => filter(&message.header, &message.attributes),
+        _ => None,
     }
 }
 
