@@ -28,8 +28,10 @@ use super::{
 
 /// The name of ours.
 pub const NAME: &str = "lb-ipvs0";
+/// The name of the one that kube-proxy has in its IPVS mode.
+pub const KUBE_PROXYS: &str = "kube-ipvs0";
 /// The links by these names hold addresses of services, which are none of the node's own: ours, and kube-proxy's.
-const HOLD_SERVICES: [&str; 2] = [NAME, "kube-ipvs0"];
+const HOLD_SERVICES: [&str; 2] = [NAME, KUBE_PROXYS];
 
 /// How often to look for the link that another is making, or taking away, at the same time.
 const LOOKS: usize = 3;
