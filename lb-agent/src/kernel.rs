@@ -1,7 +1,8 @@
-//! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables.
+//! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables, IPVS.
 
 pub mod addresses;
 pub mod cgroup;
+pub mod ipvs;
 pub mod links;
 mod netlink;
 pub mod netns;
