@@ -1,8 +1,9 @@
-//! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables.
+//! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables, IPVS.
 
 pub mod addresses;
 pub mod cgroup;
 pub mod dummy;
+pub mod ipvs;
 pub mod links;
 pub(crate) mod netlink;
 pub mod netns;
