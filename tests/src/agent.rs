@@ -10,12 +10,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::interrupt::{Interrupted, eventually};
-use crate::kernel::Feature;
 use crate::network::Node;
 use crate::owner::Folder;
 use crate::place::program;
-use crate::process;
 use crate::source::Source;
+use crate::{plane, process};
 
 /// How long it may take to load its programs and to program what it has read. Two cores may be building and testing.
 const READY: Duration = Duration::from_secs(60);
@@ -41,7 +40,8 @@ pub enum Maps {
 pub struct Options {
     /// The sizes of its maps.
     pub maps: Maps,
-    /// More arguments of `lb-agent run`. Without `--socket-lb`, it is off on a kernel that cannot do it.
+    /// More arguments of `lb-agent run`. Without `--socket-lb`, it is off on a kernel that cannot do it; without
+    /// `--plane`, it is the one under test.
     pub args: Vec<OsString>,
     /// Variables of its environment.
     pub env: Vec<(OsString, OsString)>,
@@ -84,14 +84,15 @@ impl Agent {
     ) -> Result<Self> {
         let log = Log { folder: Folder::new()? };
         let file = File::create(log.path()).context("making the agent's log")?;
-        let mut command = launched(on_node(node, "run")?, &options.launcher);
+        let is_plane_said = options.args.iter().any(|arg| arg == "--plane");
+        let mut command = launched(on_node(node, "run", is_plane_said)?, &options.launcher);
         command
             .arg("--cgroup")
             .arg(node.cgroup().path())
             .args(source)
             .args(["--node-name", node.name()])
             .args(sizes(options.maps))
-            .args(socket_lb(options)?)
+            .args(socket_lb(options))
             .args(&options.args)
             .envs(options.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -213,7 +214,7 @@ pub fn cleanup(node: &Node) -> Result<Output> {
 
 /// Runs one of the agent's commands that end by themselves on a node.
 pub fn offline(node: &Node, verb: &str, args: &[&str]) -> Result<Output> {
-    let mut command = on_node(node, verb)?;
+    let mut command = on_node(node, verb, true)?;
     command
         .args(args)
         .stdin(Stdio::null())
@@ -246,10 +247,10 @@ fn sizes(maps: Maps) -> &'static [&'static str] {
 }
 
 /// What an operator has to say on a kernel where processes of the host cannot be told from others.
-fn socket_lb(options: &Options) -> Result<&'static [&'static str]> {
+fn socket_lb(options: &Options) -> &'static [&'static str] {
     let is_said = options.args.iter().any(|arg| arg == "--socket-lb");
-    let can_serve = is_said || Feature::NetnsCookie.is_there()?;
-    Ok(if can_serve { &[] } else { &["--socket-lb", "off"] })
+    let can_serve = is_said || plane::serves_host();
+    if can_serve { &[] } else { &["--socket-lb", "off"] }
 }
 
 /// The same command, started by a launcher if there is one.
@@ -262,10 +263,14 @@ fn launched(command: Command, launcher: &[OsString]) -> Command {
     launched
 }
 
-/// The command `lb-agent VERB` with what every verb needs to know of the node.
-fn on_node(node: &Node, verb: &str) -> Result<Command> {
+/// The command `lb-agent VERB` with what every verb needs to know of the node, and with its plane unless that is said.
+fn on_node(node: &Node, verb: &str, is_plane_said: bool) -> Result<Command> {
     let mut command = Command::new(binary()?);
-    command.arg(verb).arg("--bpffs").arg(node.bpffs().path());
+    command
+        .arg(verb)
+        .arg("--bpffs")
+        .arg(node.bpffs().path())
+        .args(plane::agent_args(node.run_dir(), is_plane_said));
     Ok(command)
 }
 

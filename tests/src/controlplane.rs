@@ -34,6 +34,7 @@ pub use detached::{DownOptions, UpOptions, down, up};
 pub use kube_proxy::{KubeProxy, KubeProxyOptions, Mode};
 pub use tools::{kubernetes_version, tools_dir};
 
+use crate::patience::patient;
 use crate::{interrupt, owner};
 use certs::{ADMIN, AGENT, Certs, KUBE_PROXY};
 use kubectl::Kubectl;
@@ -62,7 +63,7 @@ pub struct Options {
     pub tools: PathBuf,
     /// Added to the API server's command line, such as `--min-request-timeout=5`.
     pub apiserver_args: Vec<String>,
-    /// How long etcd and the API server together may take until they are ready.
+    /// How long etcd and the API server together may take until they are ready, however slow the machine is.
     pub ready_within: Duration,
 }
 
@@ -76,7 +77,7 @@ impl Default for Options {
             tools: tools_dir(),
             apiserver_args: Vec::new(),
             // Four seconds on a quiet machine; test machines build and test at the same time.
-            ready_within: Duration::from_secs(120),
+            ready_within: patient(Duration::from_secs(120)),
         }
     }
 }

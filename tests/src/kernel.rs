@@ -14,6 +14,7 @@ use aya::sys::is_helper_supported;
 use aya_obj::generated::bpf_func_id;
 
 use crate::netns::Netns;
+use crate::plane::{self, Plane};
 
 /// Something that not every supported kernel has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -77,10 +78,14 @@ impl Feature {
     }
 }
 
-/// Whether the kernel lacks what a test is about. If so the test is noted as skipped, and has only to return.
+/// Whether the kernel lacks what a test is about. If so the test is noted as skipped, and has only to return. All these
+/// features are the BPF plane's: another does without, and so do its tests.
 #[must_use]
 #[track_caller]
 pub fn lacks(feature: Feature) -> bool {
+    if !plane::is(Plane::Ebpf) {
+        return false;
+    }
     let is_there = feature.is_there().expect("the kernel can be asked");
     if !is_there {
         skip(&format!("this kernel has no {}", feature.name()));
@@ -100,7 +105,7 @@ pub fn has(feature: Feature) -> bool {
 }
 
 /// Says that the test of this thread is skipped. The runner catches what tests print, so this goes past it.
-fn skip(reason: &str) {
+pub(crate) fn skip(reason: &str) {
     let thread = thread::current();
     let line = format!("skipped {}: {reason}\n", thread.name().unwrap_or("a test"));
     let mut stdout = io::stdout().lock();

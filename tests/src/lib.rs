@@ -6,7 +6,7 @@
 //! * [`netns`], [`netlink`], [`ethtool`]: a network namespace as a value, and the links in it.
 //! * [`cgroup`], [`bpffs`], [`process`]: what else a node's processes live in, and how they are started there.
 //! * [`owner`], [`interrupt`]: nothing is left behind, however a program ends.
-//! * [`kernel`], [`patience`]: what the kernel has not, and how slow the machine is.
+//! * [`kernel`], [`plane`], [`patience`]: what the kernel has not, what is under test, and how slow the machine is.
 //! * [`network`]: the topology. Two nodes, pods on bridges and on links of their own, a tunnel, a client outside.
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
@@ -15,6 +15,8 @@
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
+//! * [`ipvs`], [`nft`], [`without_bpf`]: what the kernel's IPVS and packet filter hold, and a process that may load no
+//!   program.
 //! * [`hooks`], [`foreign`], [`churn`]: programs on links, those of others, and links that come and go fast.
 //! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
 //!
@@ -55,16 +57,19 @@ pub mod fuzz;
 pub mod hooks;
 pub mod http;
 pub mod interrupt;
+pub mod ipvs;
 pub mod kernel;
 pub mod manifests;
 pub mod matrix;
 pub mod netlink;
 pub mod netns;
 pub mod network;
+pub mod nft;
 pub mod owner;
 pub mod packet;
 pub mod patience;
 pub mod place;
+pub mod plane;
 pub mod process;
 pub mod relay;
 mod runtime;
@@ -74,3 +79,4 @@ pub mod source;
 pub mod stage;
 pub mod tun;
 pub mod usage;
+pub mod without_bpf;

@@ -9,6 +9,7 @@ use anyhow::Result;
 use crate::client::{Answer, Client, Outcome, Protocol};
 use crate::interrupt;
 use crate::manifests::Service;
+use crate::plane::Difference;
 use crate::stage::{Family, Stage};
 
 /// Who asks.
@@ -151,10 +152,12 @@ impl Cell {
     }
 
     /// What the backend is to see. A client keeps its address, unless the answer would not come back by this node then:
-    /// that of a client which is not on it when the backend is not either, and that of a pod to itself.
+    /// that of a client which is not on it when the backend is not either, and that of a pod to itself. That of a process
+    /// of the node may be the node's to choose ([`Difference::HostMasqueraded`]).
     #[must_use]
     pub fn seen(&self) -> Seen {
         match (self.from, self.backend) {
+            (Asker::Host, _) if Difference::HostMasqueraded.applies() => Seen::Node,
             (Asker::Outside, Backend::There) | (_, Backend::Itself) => Seen::Node,
             _ => Seen::Client,
         }
@@ -270,6 +273,8 @@ impl Played {
         let is_client = match self.cell.from {
             Asker::BridgePod => stage.bridge_pod().addresses().contains(&seen),
             Asker::VethPod => stage.veth_pod().addresses().contains(&seen),
+            // Any address of the node, which may happen to be the socket's.
+            Asker::Host if Difference::HostMasqueraded.applies() => false,
             Asker::Host => seen == local || (local.is_unspecified() && stage.network().node1().has_address(seen)),
             Asker::Outside => stage.network().outside().addresses().contains(&seen),
         };

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::plane::Plane;
 use crate::results::{Outcome, Results};
 use crate::run::say;
 use crate::test::Suite;
@@ -19,53 +20,69 @@ Written by `cargo xtask compatibility` from the last whole runs of `cargo xtask 
 said here of a kernel is what happened on it; nothing is edited by hand.
 ";
 
+/// What a plane's tests said on each kernel, oldest first.
+type Of = (Plane, Vec<Results>);
+
 /// The verb.
 pub fn run() -> Result<()> {
-    let mut results = Vec::new();
-    for line in Line::ALL {
-        results.extend(last(line)?);
+    let mut all = Vec::new();
+    for plane in Plane::ALL {
+        let mut results = Vec::new();
+        for line in Line::ALL {
+            results.extend(last(line, plane)?);
+        }
+        if !results.is_empty() {
+            all.push((plane, results));
+        }
     }
-    if results.is_empty() {
+    if all.is_empty() {
         bail!("there is no whole run on any kernel yet: `cargo xtask test --kernel all`");
     }
     let place = workspace::root().join("docs/compatibility.md");
-    std::fs::write(&place, page(&results, &about)).with_context(|| format!("cannot write {}", place.display()))?;
+    std::fs::write(&place, page(&all, &about)).with_context(|| format!("cannot write {}", place.display()))?;
     say(format_args!("written: {}", place.display()));
     Ok(())
 }
 
-/// Keeps what the last run on a kernel said of a whole suite, for the page, if the suite got to its end.
-pub fn keep(line: Line, suite: Suite) -> Result<()> {
-    let output = vm::folder(line)?.join("output");
+/// Keeps what a plane's last run on a kernel said of a whole suite, for the page, if the suite got to its end.
+pub fn keep(line: Line, plane: Plane, suite: Suite) -> Result<()> {
+    let output = vm::folder(line, plane)?.join("output");
     let text = std::fs::read_to_string(&output).unwrap_or_default();
     let end = format!("vm: {} ended with ", suite.name());
     if !text.lines().any(|line| line.starts_with(&end)) {
         return Ok(());
     }
-    let file = file(line, suite)?;
+    let file = file(line, plane, suite)?;
     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-fn file(line: Line, suite: Suite) -> Result<PathBuf> {
-    Ok(vm::folder(line)?.join(suite.name()))
+fn file(line: Line, plane: Plane, suite: Suite) -> Result<PathBuf> {
+    Ok(vm::folder(line, plane)?.join(suite.name()))
 }
 
 /// What the last whole runs of each suite said, taken together. What was not run is said, and stands in the page as such.
-fn last(line: Line) -> Result<Option<Results>> {
+fn last(line: Line, plane: Plane) -> Result<Option<Results>> {
     let mut all: Option<Results> = None;
-    for suite in Suite::ON_KERNELS {
-        let file = file(line, suite)?;
+    for suite in Suite::on_kernels(plane) {
+        let file = file(line, plane, *suite)?;
         let Ok(text) = std::fs::read_to_string(&file) else {
             say(format_args!(
-                "no whole run of {0} on {1} yet: `cargo xtask test --kernel {1} {0}`",
+                "no whole run of {0} on {1} yet: `{2} --kernel {1} {0}`",
                 suite.name(),
-                line.name()
+                line.name(),
+                plane.command()
             ));
             continue;
         };
         let mut results = Results::parse(&text);
         results.tests.retain(|(of, _), _| of == suite.name());
-        results.tests.extend(all.into_iter().flat_map(|before| before.tests));
+        if *suite != Suite::Parity {
+            results.parity = None;
+        }
+        if let Some(before) = all {
+            results.tests.extend(before.tests);
+            results.parity = results.parity.or(before.parity);
+        }
         all = Some(results);
     }
     Ok(all)
@@ -90,30 +107,53 @@ fn about(suite: &str, module: &str) -> String {
         .to_owned()
 }
 
-fn page(results: &[Results], about: &dyn Fn(&str, &str) -> String) -> String {
+fn page(all: &[Of], about: &dyn Fn(&str, &str) -> String) -> String {
     let mut page = HEAD.to_owned();
-    let mut table = |title: &str, first: &str, rows: Vec<(String, Vec<String>)>| {
-        let names = results
-            .iter()
-            .map(|results| results.kernel.trim_end_matches("-cloud-amd64"));
-        let names = names.collect::<Vec<_>>().join(" | ");
+    for (plane, results) in all {
         // Writing to a string does not fail.
-        let _ = writeln!(
-            page,
-            "\n## {title}\n\n| {first} | {names} |\n|---|{}",
-            "---|".repeat(results.len())
-        );
-        for (name, cells) in rows {
-            let _ = writeln!(page, "| {name} | {} |", cells.join(" | "));
+        let _ = writeln!(page, "\n## {}", plane.title());
+        // Those are what the BPF plane makes use of.
+        if *plane == Plane::Ebpf {
+            page += &table(
+                "What a kernel has",
+                "feature, and its first kernel",
+                results,
+                features(results),
+            );
         }
-    };
-    table("What a kernel has", "feature, and its first kernel", features(results));
-    for suite in Suite::ON_KERNELS {
-        let title = format!("What works: `cargo xtask test {}`", suite.name());
-        table(&title, "tests of", modules(suite.name(), results, about));
+        for suite in Suite::on_kernels(*plane) {
+            let title = format!("What works: `{} {}`", plane.command(), suite.name());
+            page += &match suite {
+                Suite::Parity => table(&title, "comparison", results, parity(results)),
+                _ => table(&title, "tests of", results, modules(suite.name(), results, about)),
+            };
+        }
+        if *plane == Plane::Ebpf {
+            page += &instead(results);
+        }
+        page += &skipped(results);
     }
-    let _ = write!(page, "{}{}", instead(results), skipped(results));
     page
+}
+
+/// A table with a column a kernel.
+fn table(title: &str, first: &str, results: &[Results], rows: Vec<(String, Vec<String>)>) -> String {
+    let names = results
+        .iter()
+        .map(|results| results.kernel.trim_end_matches("-cloud-amd64"));
+    let names = names.collect::<Vec<_>>().join(" | ");
+    let columns = "---|".repeat(results.len());
+    let mut text = format!("\n### {title}\n\n| {first} | {names} |\n|---|{columns}\n");
+    for (name, cells) in rows {
+        let _ = writeln!(text, "| {name} | {} |", cells.join(" | "));
+    }
+    text
+}
+
+fn parity(results: &[Results]) -> Vec<(String, Vec<String>)> {
+    let cell = |results: &Results| results.parity.clone().unwrap_or_else(|| "not run".to_owned());
+    let cells = results.iter().map(cell).collect();
+    vec![("with kube-proxy, in nftables mode".to_owned(), cells)]
 }
 
 fn features(results: &[Results]) -> Vec<(String, Vec<String>)> {
@@ -172,7 +212,7 @@ fn cell(results: &Results, suite: &str, module: &str) -> String {
 
 /// What the agent says where a feature is missing.
 fn instead(results: &[Results]) -> String {
-    let mut text = "\n## What is done instead\n\nWhere a feature is missing, the agent says:\n\n".to_owned();
+    let mut text = "\n### What is done instead\n\nWhere a feature is missing, the agent says:\n\n".to_owned();
     let missing: BTreeMap<_, _> = results
         .iter()
         .flat_map(|results| &results.features)
@@ -186,7 +226,7 @@ fn instead(results: &[Results]) -> String {
 
 /// Tests that were skipped, by kernel and reason.
 fn skipped(results: &[Results]) -> String {
-    let mut text = "\n## What was skipped, and why\n\n".to_owned();
+    let mut text = "\n### What was skipped, and why\n\n".to_owned();
     for results in results {
         let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for ((_, name), outcome) in &results.tests {
@@ -213,12 +253,23 @@ mod tests {
     const NEW: &str = "vm: Linux version 7.3.4-cloud-amd64 (x)\nfeature TCX (6.6): yes\n\
         vm: running packet\ntest flows::a ... ok\n";
 
+    fn described(suite: &str, module: &str) -> String {
+        format!("{suite} about {module}")
+    }
+
+    /// That all of these lines are in a text.
+    #[track_caller]
+    fn assert_has(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(text.lines().any(|found| found == *line), "{line:?} is not in\n{text}");
+        }
+    }
+
     #[test]
     fn a_row_says_what_happened_on_each_kernel() {
-        let page = page(&[Results::parse(OLD), Results::parse(NEW)], &|suite, module| {
-            format!("{suite} about {module}")
-        });
-        for line in [
+        let results = vec![Results::parse(OLD), Results::parse(NEW)];
+        let page = page(&[(Plane::Ebpf, results)], &described);
+        let lines = [
             "| feature, and its first kernel | 6.1.0-57 | 7.3.4 |",
             "| TCX (6.6) | no | yes |",
             "| `flows`: packet about flows | 2 of 2 | 1 of 1 |",
@@ -226,9 +277,27 @@ mod tests {
             "| `links`: network about links | **1 of 2 fail** | not run |",
             "* TCX (6.6): clsact instead",
             "* 6.1.0-57-cloud-amd64, no TCX: `cleanup::a`",
-        ] {
-            assert!(page.lines().any(|found| found == line), "{line:?} is not in\n{page}");
-        }
+        ];
+        assert_has(&page, &lines);
+    }
+
+    const IPVS: &str = "vm: Linux version 6.1.0-57-cloud-amd64 (x)\nfeature TCX (6.6): no: clsact instead\n\
+        vm: running network\ntest links::a ... ok\n\
+        vm: running parity\nparity: 8 of 9 probes agree, 1 declared differences, 0 undeclared\n";
+
+    #[test]
+    fn what_one_plane_does_is_not_said_of_the_other() {
+        let all = [
+            (Plane::Ebpf, vec![Results::parse(OLD)]),
+            (Plane::Ipvs, vec![Results::parse(IPVS)]),
+        ];
+        let page = page(&all, &described);
+        let (ebpf, ipvs) = page.split_once("\n## The IPVS plane\n").unwrap();
+        assert_has(ebpf, &["| `links`: network about links | **1 of 2 fail** |"]);
+        let parity =
+            "| with kube-proxy, in nftables mode | 8 of 9 probes agree, 1 declared differences, 0 undeclared |";
+        assert_has(ipvs, &["| `links`: network about links | 1 of 1 |", parity]);
+        assert!(!ebpf.contains("kube-proxy") && !ipvs.contains("TCX"), "{page}");
     }
 
     #[test]

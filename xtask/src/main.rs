@@ -14,6 +14,7 @@ mod lab;
 mod lint;
 mod object;
 mod packages;
+mod plane;
 mod results;
 mod run;
 mod scratch;

@@ -30,6 +30,13 @@ pub const IPTABLES: Package = Package {
     why: "kube-proxy's iptables mode",
 };
 
+/// What shows the tests of the IPVS plane what the kernel holds.
+pub const IPVSADM: Package = Package {
+    program: "ipvsadm",
+    package: "ipvsadm",
+    why: "a look at the kernel's IPVS",
+};
+
 /// What a virtual machine with another kernel needs.
 pub const MACHINE: [Package; 3] = [
     Package {

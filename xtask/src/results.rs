@@ -31,6 +31,8 @@ pub struct Results {
     pub features: Vec<Feature>,
     /// How each test ended, by suite and name.
     pub tests: BTreeMap<(String, String), Outcome>,
+    /// What the comparison with kube-proxy came to, in its own words.
+    pub parity: Option<String>,
     /// Programs that ended badly, and how.
     pub bad_ends: Vec<String>,
     suite: String,
@@ -52,6 +54,8 @@ impl Results {
             self.read_of_guest(text);
         } else if let Some(text) = line.strip_prefix("feature ") {
             self.features.extend(feature(text));
+        } else if let Some(text) = line.strip_prefix("parity: ") {
+            self.parity = Some(text.to_owned());
         } else if let Some((name, reason)) = skipped(line) {
             let outcome = Outcome::Skipped(reason.to_owned());
             self.tests.insert((self.suite.clone(), name.to_owned()), outcome);
@@ -139,6 +143,9 @@ skipped cleanup::nothing_is_left: this kernel has no TCX
 test cleanup::nothing_is_left ... ok
 test slow::one ... ignored, by hand
 vm: network was ended by SIGSEGV
+vm: running parity
+parity: 8 of 9 probes agree, 1 declared differences, 0 undeclared
+vm: parity ended with 0
 vm: done
 ";
 
@@ -154,6 +161,10 @@ vm: done
         assert_eq!(
             features,
             [("TCX (6.6)", Some("clsact instead")), ("SO_NETNS_COOKIE (5.14)", None)]
+        );
+        assert_eq!(
+            results.parity.as_deref(),
+            Some("8 of 9 probes agree, 1 declared differences, 0 undeclared")
         );
         let outcome = |suite: &str, name: &str| results.tests[&(suite.to_owned(), name.to_owned())].clone();
         assert_eq!(outcome("packet", "affinity::sticks"), Outcome::Passed);

@@ -2,18 +2,21 @@
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::controlplane_build::{self, Component};
 use crate::count::Count;
+use crate::plane::Plane;
 use crate::results::Results;
-use crate::vm::{self, Job, Line, Program};
+use crate::vm::{self, Job, Line, Memory, Program};
 use crate::{build_ebpf, compatibility, lab, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
+/// How parity runs in a guest.
+const PARITY_IN_A_GUEST: [&str; 2] = ["parity", "--mode=nftables"];
 
 /// A set of tests that run together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -26,12 +29,21 @@ pub enum Suite {
     Network,
     /// The same behind a real API server
     Controlplane,
+    /// A comparison with the real kube-proxy, on another kernel; here `cargo xtask parity` makes it
+    Parity,
 }
 
 impl Suite {
     const ALL: [Self; 4] = [Self::Unit, Self::Packet, Self::Network, Self::Controlplane];
-    /// Those whose outcome is the kernel's too.
-    pub const ON_KERNELS: [Self; 2] = [Self::Packet, Self::Network];
+
+    /// Those whose outcome is the kernel's too, and which therefore run on others.
+    pub fn on_kernels(plane: Plane) -> &'static [Self] {
+        match plane {
+            Plane::Ebpf => &[Self::Packet, Self::Network],
+            // Its packets go through no program of ours.
+            Plane::Ipvs => &[Self::Network, Self::Parity],
+        }
+    }
 
     /// What of the workspace belongs to it, as arguments of `cargo test`.
     fn targets(self) -> &'static [&'static str] {
@@ -40,6 +52,7 @@ impl Suite {
             Self::Packet => &["--test", "packet"],
             Self::Network => &["--test", "network"],
             Self::Controlplane => &["--test", "controlplane"],
+            Self::Parity => &[],
         }
     }
 
@@ -50,6 +63,7 @@ impl Suite {
             Self::Packet => "packet",
             Self::Network => "network",
             Self::Controlplane => "controlplane",
+            Self::Parity => "parity",
         }
     }
 }
@@ -79,19 +93,24 @@ pub struct Args {
     /// On Debian's newest kernel of this line, in a virtual machine: 5.10, 6.1, 6.12, 7.x, or all of them one after the other
     #[arg(long, value_name = "KERNEL", value_parser = parse_kernel)]
     kernel: Option<Kernel>,
-    /// Which tests to run; all if none is named, on another kernel packet and network
+    /// The plane that the agents of the tests have. IPVS is tested on other kernels only: on 6.1 and 6.12 if none is named
+    #[arg(long, value_enum, default_value = "ebpf")]
+    plane: Plane,
+    /// Which tests to run; all if none is named: on another kernel packet and network, of the IPVS plane network and parity
     suites: Vec<Suite>,
-    /// For the test runner: a part of the tests' names, --nocapture and the like
+    /// For the test runner: a part of the tests' names, --nocapture and the like; for parity what `cargo xtask parity` takes
     #[arg(last = true)]
     runner: Vec<OsString>,
 }
 
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
-    match args.kernel {
-        None => run_here(args),
-        Some(Kernel::All) => run_on(&Line::ALL, args),
-        Some(Kernel::Of(line)) => run_on(&[line], args),
+    match (args.kernel, args.plane) {
+        (None, Plane::Ebpf) => run_here(args),
+        // Not every machine's kernel has IPVS, and those two are what most nodes have.
+        (None, Plane::Ipvs) => run_on(&[Line::V6_1, Line::V6_12], args),
+        (Some(Kernel::All), _) => run_on(&Line::ALL, args),
+        (Some(Kernel::Of(line)), _) => run_on(&[line], args),
     }
 }
 
@@ -101,6 +120,9 @@ fn run_here(args: &Args) -> Result<()> {
     } else {
         &args.suites
     };
+    if suites.contains(&Suite::Parity) {
+        bail!("on this machine's kernel it is `cargo xtask parity`; `--kernel` has `test` make it on another");
+    }
     if suites.iter().any(|suite| *suite != Suite::Unit) {
         setup::packages(&[])?;
     }
@@ -132,30 +154,24 @@ fn run_here(args: &Args) -> Result<()> {
 }
 
 fn run_on(lines: &[Line], args: &Args) -> Result<()> {
-    let suites = if args.suites.is_empty() {
-        &Suite::ON_KERNELS[..]
-    } else {
-        &args.suites
-    };
-    if let Some(suite) = suites.iter().find(|suite| !Suite::ON_KERNELS.contains(suite)) {
-        bail!(
-            "the suite {} runs on this machine's kernel only; on others there are packet and network",
-            suite.name()
-        );
-    }
+    let suites = suites_on_kernels(args)?;
     setup::packages(&[])?;
     vm::packages()?;
     build_ebpf::build(&setup::bpf_tools()?, false)?;
+    if suites.contains(&Suite::Parity) {
+        controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
+    }
     lab::build(lab::Profile::Dev)?;
 
-    let job = job(suites, &args.runner)?;
+    let job = job(&suites, args.plane, &args.runner)?;
     let mut bad = Vec::new();
     for line in lines {
         // One kernel does not stop the others.
-        let outcome = vm::run(*line, &job);
+        let outcome = vm::run(*line, args.plane, &job);
         // Of a part of the tests nothing follows for the rest.
         if args.runner.is_empty() {
-            suites.iter().try_for_each(|suite| compatibility::keep(*line, *suite))?;
+            let keep = |suite: &Suite| compatibility::keep(*line, args.plane, *suite);
+            suites.iter().try_for_each(keep)?;
         }
         match outcome {
             Ok(results) => bad.extend(summary(*line, &results)),
@@ -172,38 +188,91 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
     }
 }
 
+/// The suites that were asked for, if other kernels have them.
+fn suites_on_kernels(args: &Args) -> Result<Vec<Suite>> {
+    let usual = Suite::on_kernels(args.plane);
+    if args.suites.is_empty() {
+        // A part of the tests' names is nothing that parity understands.
+        let is_meant = |suite: &&Suite| args.runner.is_empty() || **suite != Suite::Parity;
+        return Ok(usual.iter().filter(is_meant).copied().collect());
+    }
+    let can_run = |suite: &Suite| usual.contains(suite) || *suite == Suite::Parity;
+    if let Some(suite) = args.suites.iter().find(|suite| !can_run(suite)) {
+        let names: Vec<_> = usual.iter().map(|suite| suite.name()).collect();
+        bail!(
+            "there is no suite {} of the plane {} on other kernels: there are {}",
+            suite.name(),
+            args.plane.name(),
+            names.join(" and ")
+        );
+    }
+    if !args.runner.is_empty() && args.suites.len() > 1 && args.suites.contains(&Suite::Parity) {
+        bail!("what follows `--` means another thing to parity than to the test runner: run them one at a time");
+    }
+    Ok(args.suites.clone())
+}
+
 /// What a guest does for these suites: it says what its kernel has, and runs their tests.
-fn job(suites: &[Suite], args: &[OsString]) -> Result<Job> {
+fn job(suites: &[Suite], plane: Plane, args: &[OsString]) -> Result<Job> {
     let lab = lab::program("lab", lab::Profile::Dev)?;
     let agent = lab::program("lb-agent", lab::Profile::Dev)?;
     let object = workspace::ebpf_object();
-    let environment = [("LB_AGENT", &agent), ("LB_LAB", &lab), ("LB_EBPF_OBJECT", &object)]
-        .map(|(name, path)| (name.to_owned(), path.to_string_lossy().into_owned()));
-    let program = |title: &str, path: PathBuf, args: Vec<String>| Program {
-        title: title.to_owned(),
-        path: path.to_string_lossy().into_owned(),
-        args,
-    };
-    let mut programs = vec![program("kernel", lab.clone(), vec!["kernel".into()])];
-    let mut runner = vec!["--color".to_owned(), "never".to_owned()];
-    for arg in args {
-        let arg = arg.to_str().with_context(|| format!("{arg:?} is not UTF-8"))?;
-        runner.push(arg.to_owned());
-    }
+    let tools = workspace::tools_dir()?;
+    let path = |path: &PathBuf| path.to_string_lossy().into_owned();
+    let mut environment: Vec<_> = [
+        ("LB_AGENT", &agent),
+        ("LB_LAB", &lab),
+        ("LB_EBPF_OBJECT", &object),
+        ("LB_TOOLS_DIR", &tools),
+    ]
+    .map(|(name, file)| (name.to_owned(), path(file)))
+    .into();
+    environment.push((Plane::VARIABLE.to_owned(), plane.name().to_owned()));
+    let args: Vec<String> = args
+        .iter()
+        .map(|arg| arg.to_str().map(str::to_owned))
+        .collect::<Option<_>>()
+        .context("an argument for the guest is not UTF-8")?;
+    let mut called = vec![agent, lab.clone()];
+    let mut programs = vec![program("kernel", &lab, ["kernel"], &[])];
     for suite in suites {
-        programs.push(program(suite.name(), built(*suite)?, runner.clone()));
+        programs.push(match suite {
+            Suite::Parity => {
+                let bin = controlplane_build::bin_dir(&tools)?;
+                let components = Component::FOR_PARITY.iter();
+                called.extend(components.map(|component| bin.join(component.program())));
+                program(suite.name(), &lab, PARITY_IN_A_GUEST, &args)
+            }
+            _ => program(suite.name(), &built(*suite)?, ["--color", "never"], &args),
+        });
     }
     Ok(Job {
         programs,
-        called: vec![agent, lab],
+        called,
         files: vec![object],
-        environment: environment.into(),
+        environment,
+        memory: if suites.contains(&Suite::Parity) {
+            Memory::Large
+        } else {
+            Memory::Usual
+        },
     })
+}
+
+fn program<const N: usize>(title: &str, path: &Path, first: [&str; N], more: &[String]) -> Program {
+    Program {
+        title: title.to_owned(),
+        path: path.to_string_lossy().into_owned(),
+        args: first.map(str::to_owned).iter().chain(more).cloned().collect(),
+    }
 }
 
 /// Prints what came of a run, and returns the kernel's name if that was not good.
 fn summary(line: Line, results: &Results) -> Option<String> {
     println!("\n{}: {}", results.kernel, results.count());
+    if let Some(parity) = &results.parity {
+        println!("  parity: {parity}");
+    }
     for name in results.failed() {
         println!("  failed: {name}");
     }
@@ -250,6 +319,31 @@ mod tests {
             executable(r#"{"reason":"build-finished","success":true}"#, "packet"),
             None
         );
+    }
+
+    fn args(plane: Plane, suites: &[Suite], runner: &[&str]) -> Args {
+        Args {
+            kernel: None,
+            plane,
+            suites: suites.to_vec(),
+            runner: runner.iter().map(Into::into).collect(),
+        }
+    }
+
+    #[test]
+    fn other_kernels_run_what_goes_through_the_plane() {
+        let suites = |plane, suites: &[Suite], runner: &[&str]| suites_on_kernels(&args(plane, suites, runner));
+        assert_eq!(suites(Plane::Ebpf, &[], &[]).unwrap(), [Suite::Packet, Suite::Network]);
+        assert_eq!(suites(Plane::Ipvs, &[], &[]).unwrap(), [Suite::Network, Suite::Parity]);
+        assert_eq!(suites(Plane::Ipvs, &[], &["changes"]).unwrap(), [Suite::Network]);
+        assert_eq!(
+            suites(Plane::Ebpf, &[Suite::Parity], &["--no-change"]).unwrap(),
+            [Suite::Parity]
+        );
+        let error = suites(Plane::Ipvs, &[Suite::Packet], &[]).unwrap_err().to_string();
+        assert!(error.contains("no suite packet of the plane ipvs"), "{error}");
+        let mixed = suites(Plane::Ipvs, &[Suite::Network, Suite::Parity], &["changes"]);
+        assert!(mixed.unwrap_err().to_string().contains("one at a time"));
     }
 
     #[test]

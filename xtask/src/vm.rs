@@ -16,16 +16,18 @@ use anyhow::{Context as _, Result};
 use initramfs::Initramfs;
 use kernel::Kernel;
 pub use kernel::Line;
+pub use machine::Memory;
 use plan::Plan;
 pub use plan::Program;
 
-use crate::packages::find_program;
+use crate::packages::{self, find_program};
+use crate::plane::Plane;
 use crate::results::Results;
 use crate::run::say;
 use crate::{setup, workspace};
 
 /// What the tests and the agent call.
-const CALLED: &[&str] = &["nft", "setpriv", "sh", "tc"];
+const CALLED: &[&str] = &["ip", "ipvsadm", "nft", "setpriv", "sh", "sleep", "tc"];
 /// What those read.
 const READ: &[&str] = &["/etc/protocols", "/etc/services", "/etc/ssl/certs/ca-certificates.crt"];
 /// Folders that programs expect.
@@ -44,24 +46,30 @@ pub struct Job {
     pub files: Vec<PathBuf>,
     /// The environment of all.
     pub environment: Vec<(String, String)>,
+    /// How much memory that takes.
+    pub memory: Memory,
 }
 
-/// Where the files of the last run on a kernel are: what it printed in `output`, what the kernel said in `console`.
-pub fn folder(line: Line) -> Result<PathBuf> {
-    Ok(workspace::target_dir()?.join("vm").join(line.name()))
+/// Where the files of a plane's last run on a kernel are: what it printed in `output`, what the kernel said in `console`.
+pub fn folder(line: Line, plane: Plane) -> Result<PathBuf> {
+    let name = match plane {
+        Plane::Ebpf => line.name().to_owned(),
+        Plane::Ipvs => format!("{}-{}", line.name(), plane.name()),
+    };
+    Ok(workspace::target_dir()?.join("vm").join(name))
 }
 
 /// Does the job in a machine with this kernel, and says how the tests in it ended.
-pub fn run(line: Line, job: &Job) -> Result<Results> {
+pub fn run(line: Line, plane: Plane, job: &Job) -> Result<Results> {
     let kernel = kernel::ensure(line)?;
-    let folder = folder(line)?;
+    let folder = folder(line, plane)?;
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let archive = folder.join("initramfs");
     fill(&kernel, job)?.write(&archive)?;
     say(format_args!("Booting kernel {} in qemu, without KVM", kernel.version));
     let started = Instant::now();
     let mut results = Results::default();
-    machine::boot(&kernel, &archive, &folder, |line| results.read(line))?;
+    machine::boot(&kernel, &archive, job.memory, &folder, |line| results.read(line))?;
     say(format_args!(
         "Kernel {} ran for {:.0} s",
         kernel.version,
@@ -72,7 +80,8 @@ pub fn run(line: Line, job: &Job) -> Result<Results> {
 
 /// Installs the programs that make and run a machine.
 pub fn packages() -> Result<()> {
-    setup::packages(&crate::packages::MACHINE).map(drop)
+    setup::packages(&packages::MACHINE)?;
+    setup::packages(&[packages::IPVSADM]).map(drop)
 }
 
 fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {

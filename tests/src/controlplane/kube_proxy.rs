@@ -16,6 +16,7 @@ use super::tools::{Tools, tools_dir};
 use crate::interrupt::{Interrupted, eventually};
 use crate::network::Node;
 use crate::owner::Folder;
+use crate::patience::patient;
 use crate::process;
 
 /// How long it may take to write its rules for the first time. Two cores may be building and testing.
@@ -167,8 +168,8 @@ fn configuration(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions
 
 /// The metrics of the kube-proxy in the namespace of the calling thread.
 fn metrics() -> Result<String> {
-    let mut stream = TcpStream::connect_timeout(&METRICS, Duration::from_secs(1))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    let mut stream = TcpStream::connect_timeout(&METRICS, patient(Duration::from_secs(1)))?;
+    stream.set_read_timeout(Some(patient(Duration::from_secs(5))))?;
     // Version 1.0 has no chunks, which could cut a line in two.
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
     let mut text = String::new();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::interrupt;
+use crate::patience::patient;
 
 use super::process::{self, Tie};
 use super::tools::Tools;
@@ -39,7 +40,10 @@ impl Kubectl {
         let mut command = Command::new(&self.program);
         command
             // No server of ours takes that long, and a test that hangs says nothing.
-            .arg("--request-timeout=60s")
+            .arg(format!(
+                "--request-timeout={}s",
+                patient(Duration::from_secs(60)).as_secs()
+            ))
             .args(args)
             .env("KUBECONFIG", kubeconfig)
             .env("KUBECACHEDIR", &self.cache)

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::interrupt;
+use crate::patience::patient;
 
 use super::Options;
 use super::certs::Certs;
@@ -208,7 +209,7 @@ impl Servers {
     pub(super) fn accepts(&self) -> Result<()> {
         let at = SocketAddr::new(self.address, self.port);
         process::in_netns(self.netns.as_deref(), || {
-            TcpStream::connect_timeout(&at, Duration::from_secs(2))
+            TcpStream::connect_timeout(&at, patient(Duration::from_secs(2)))
         })?
         .map(drop)
         .with_context(|| format!("connecting to {at}"))

@@ -12,7 +12,11 @@ use lb_agent::kernel::addresses;
 use lb_tests::netlink::{Cidr, End};
 use lb_tests::netns::Netns;
 use lb_tests::patience::patient;
+use lb_tests::plane::{Plane, other_than};
 use tokio::sync::oneshot;
+
+/// Why these are tests of one plane only.
+const OF_THE_WATCHER: &str = "it is of the agent's watcher, which no plane has a part in";
 
 /// Longer than an address takes to be known for this node's alone.
 const SOON: Duration = Duration::from_secs(20);
@@ -139,6 +143,9 @@ fn is_link_local(address: IpAddr) -> bool {
 
 #[test]
 fn they_come_and_go_with_their_links() {
+    if other_than(Plane::Ebpf, OF_THE_WATCHER) {
+        return;
+    }
     let mut watcher = Watcher::start("node");
     let elsewhere = Netns::new("elsewhere").unwrap();
     watcher.become_exactly(&[]);
@@ -160,6 +167,9 @@ fn they_come_and_go_with_their_links() {
 
 #[test]
 fn one_that_two_links_have_goes_with_the_second() {
+    if other_than(Plane::Ebpf, OF_THE_WATCHER) {
+        return;
+    }
     let mut watcher = Watcher::start("node");
     let elsewhere = Netns::new("elsewhere").unwrap();
     let links = ["veth0", "veth1"].map(|name| watcher.link_to(name, &elsewhere));
@@ -177,6 +187,9 @@ fn one_that_two_links_have_goes_with_the_second() {
 
 #[test]
 fn one_that_another_host_has_is_not_this_nodes() {
+    if other_than(Plane::Ebpf, OF_THE_WATCHER) {
+        return;
+    }
     let (mut here, mut there) = (Watcher::start("here"), Watcher::start("there"));
     let link = here.link_to("veth0", &there.netns);
     let peer = there.netns.netlink().unwrap().link("veth0").unwrap().index;
@@ -207,6 +220,9 @@ fn lost(netns: &Netns) -> u64 {
 
 #[test]
 fn what_is_told_while_nobody_listens_is_asked_for() {
+    if other_than(Plane::Ebpf, OF_THE_WATCHER) {
+        return;
+    }
     let mut watcher = Watcher::start("node");
     let lo = watcher.netns.netlink().unwrap().link("lo").unwrap().index;
     watcher.add(lo, "10.0.0.1");

@@ -13,11 +13,15 @@ use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node, plan};
 use lb_tests::owner::Folder;
 use lb_tests::patience::patient;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
 
 use crate::fixture::{BRIEFLY, SOON, World, becomes, becomes_answered_by, cluster_ip, cluster_ips, is_silence};
+
+/// Why these are tests of one plane only.
+const COMMAND_LINE: &str = "the command line is one for all planes";
 
 /// Longer than an agent takes to find out that it cannot run.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -93,6 +97,9 @@ fn good_args_but(world: &World, flag: &str, value: &Path) -> Vec<OsString> {
 
 #[test]
 fn a_flag_that_there_is_not_is_a_usage_error_that_names_it() {
+    if other_than(Plane::Ebpf, COMMAND_LINE) {
+        return;
+    }
     let world = World::new();
     Ended::of(world.node1(), run(["--max-service=1"])).with(2, &["--max-service", "--help"]);
     Ended::of(world.node1(), run(["--max-services=many"])).with(2, &["--max-services", "many"]);
@@ -103,6 +110,9 @@ fn a_flag_that_there_is_not_is_a_usage_error_that_names_it() {
 
 #[test]
 fn a_field_that_there_is_not_is_an_error_that_names_it() {
+    if other_than(Plane::Ebpf, COMMAND_LINE) {
+        return;
+    }
     let world = World::new();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("config.yaml");
@@ -123,6 +133,9 @@ fn a_field_that_there_is_not_is_an_error_that_names_it() {
 
 #[test]
 fn a_wrong_rule_for_links_is_named_wherever_it_is_given() {
+    if other_than(Plane::Ebpf, COMMAND_LINE) {
+        return;
+    }
     let world = World::new();
     let mut command = run(good_args(&world)
         .into_iter()
@@ -134,6 +147,9 @@ fn a_wrong_rule_for_links_is_named_wherever_it_is_given() {
 
 #[test]
 fn a_kubeconfig_that_makes_no_sense_is_named_without_what_is_in_it() {
+    if other_than(Plane::Ebpf, "the API server is asked in one way by all planes") {
+        return;
+    }
     let world = World::new();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("kubeconfig");
@@ -145,6 +161,9 @@ fn a_kubeconfig_that_makes_no_sense_is_named_without_what_is_in_it() {
 
 #[test]
 fn a_credential_plugin_that_fails_gives_no_secret_away() {
+    if other_than(Plane::Ebpf, "the API server is asked in one way by all planes") {
+        return;
+    }
     let world = World::new();
     let folder = Folder::new().unwrap();
     let file = folder.path().join("kubeconfig");
@@ -193,12 +212,18 @@ fn without_privileges_it_says_which_are_missing() {
     for (name, value) in good_args(&world) {
         command.arg(name).arg(value);
     }
-    let said = ["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "run as root"];
-    Ended::of(world.node1(), command).with(1, &said);
+    let said: &[&str] = match Plane::under_test() {
+        Plane::Ebpf => &["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON", "run as root"],
+        Plane::Ipvs => &["CAP_NET_ADMIN", "run as root"],
+    };
+    Ended::of(world.node1(), command).with(1, said);
 }
 
 #[test]
 fn without_a_bpf_file_system_it_says_how_to_mount_one() {
+    if other_than(Plane::Ebpf, "it needs what programs need") {
+        return;
+    }
     let world = World::new();
     let folder = Folder::new().unwrap();
     let here = format!("mount -t bpf bpf {}", folder.path().display());
@@ -212,6 +237,9 @@ fn without_a_bpf_file_system_it_says_how_to_mount_one() {
 
 #[test]
 fn without_a_cgroup_v2_it_says_what_that_is_for_and_how_to_go_without() {
+    if other_than(Plane::Ebpf, "it needs what programs need") {
+        return;
+    }
     let world = World::new();
     let folder = Folder::new().unwrap();
     let shown = folder.path().display().to_string();
@@ -286,6 +314,9 @@ fn an_object_that_makes_no_sense_costs_itself_alone() {
 
 #[test]
 fn a_full_map_refuses_what_has_no_room_and_takes_it_when_there_is() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
     let mut world = World::new();
     let client = world.node1().add_pod("client", Attachment::Veth).unwrap();
     let client = client.client();

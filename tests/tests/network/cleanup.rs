@@ -1,5 +1,6 @@
 //! `lb-agent cleanup` leaves nothing of ours behind.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -7,13 +8,18 @@ use aya::programs::SchedClassifier;
 use aya::programs::tc::TcAttachType;
 use lb_tests::agent;
 use lb_tests::client::{Failure, Protocol};
+use lb_tests::ipvs::Table;
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
+use lb_tests::plane::Plane;
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{BRIEFLY, World, becomes_answered_by, cluster_ips, host_that_is_served, is_silence, node_ports};
+
+/// What has the addresses of Services on a node of the IPVS plane.
+const IPVS_LINK: &str = "lb-ipvs0";
 
 #[test]
 fn nothing_is_left() {
@@ -24,19 +30,21 @@ fn nothing_is_left() {
         .at_node_port(30_001)
         .with_endpoints([&backend]);
     world.apply(&service);
+    let settings_before = settings(world.node1());
     world.start_agent(1);
     let host = host_that_is_served(world.node1());
     for client in [client.client(), world.network.outside().client()].iter().chain(&host) {
         becomes_answered_by(client, Protocol::Tcp, cluster_ips(&service)[0], "backend");
     }
-    assert!(programs(world.node1()) > 0);
+    assert!(!traces(world.node1()).is_empty());
     assert!(!ruleset(world.node1()).is_empty());
 
     world.agents.pop().unwrap().stop().unwrap();
     let output = agent::cleanup(world.node1()).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 
-    assert_eq!(programs(world.node1()), 0);
+    assert_eq!(traces(world.node1()), [""; 0]);
+    assert_eq!(settings(world.node1()), settings_before);
     assert_eq!(ruleset(world.node1()), "");
     assert_eq!(pins(&world.node1().bpffs().path()), Vec::<String>::new());
     for client in [client.client()].into_iter().chain(host) {
@@ -58,7 +66,7 @@ fn beside_a_running_agent_nothing_is_removed() {
     let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
     world.apply(&service);
     world.start_agent(1);
-    let before = (programs(world.node1()), ruleset(world.node1()));
+    let before = (traces(world.node1()), ruleset(world.node1()));
 
     let output = agent::cleanup(world.node1()).unwrap();
     assert!(!output.status.success());
@@ -67,14 +75,17 @@ fn beside_a_running_agent_nothing_is_removed() {
         said.contains("an lb-agent is running on this node") && said.contains("stop it first"),
         "{said}"
     );
-    assert_eq!((programs(world.node1()), ruleset(world.node1())), before);
+    assert_eq!((traces(world.node1()), ruleset(world.node1())), before);
     becomes_answered_by(&client.client(), Protocol::Tcp, cluster_ips(&service)[0], "backend");
 
     // However it ends, it can be cleaned up after.
     world.agents.pop().unwrap().kill().unwrap();
     let output = agent::cleanup(world.node1()).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!((programs(world.node1()), ruleset(world.node1())), (0, String::new()));
+    assert_eq!(
+        (traces(world.node1()), ruleset(world.node1())),
+        (Vec::new(), String::new())
+    );
 }
 
 #[test]
@@ -84,6 +95,40 @@ fn cleaning_up_twice_or_where_nothing_is_does_no_harm() {
         let output = agent::cleanup(world.node1()).unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
+}
+
+/// What is ours in a node's kernel beside its packet filter.
+fn traces(node: &Node) -> Vec<String> {
+    match Plane::under_test() {
+        Plane::Ebpf => match programs(node) {
+            0 => Vec::new(),
+            programs => vec![format!("{programs} programs on links")],
+        },
+        Plane::Ipvs => {
+            let services = Table::of(node).unwrap().to_string();
+            let links = node.netns().netlink().unwrap().links().unwrap().into_iter();
+            let ours = links.map(|link| link.name).filter(|name| name == IPVS_LINK);
+            services.lines().map(str::to_owned).chain(ours).collect()
+        }
+    }
+}
+
+/// The node's settings of IPv4 and IPVS, and their values.
+fn settings(node: &Node) -> BTreeMap<String, String> {
+    let read = || {
+        let mut settings = BTreeMap::new();
+        for folder in ["vs", "conf/all", "conf/default", "conf/lo"] {
+            let folder = Path::new("/proc/sys/net/ipv4").join(folder);
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                // Some can be written only.
+                if let Ok(value) = fs::read_to_string(entry.path()) {
+                    settings.insert(entry.path().to_string_lossy().into_owned(), value);
+                }
+            }
+        }
+        settings
+    };
+    node.netns().run(read).unwrap()
 }
 
 /// How many programs are attached to links of a node, in whichever way this kernel has.

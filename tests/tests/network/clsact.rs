@@ -13,6 +13,7 @@ use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, PodSockets, cleanu
 use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
+use lb_tests::plane::{Plane, other_than};
 
 use crate::fixture::{World, patiently};
 
@@ -121,6 +122,9 @@ pub(crate) fn answered(client: &Client, node: &Node) {
 
 #[test]
 fn filters_serve_where_programs_cannot_be_attached_by_tcx_and_a_restart_replaces_them() {
+    if other_than(Plane::Ebpf, "it serves by filters on links") {
+        return;
+    }
     let mut world = World::new();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();

@@ -8,10 +8,10 @@ use k8s_openapi::api::networking::v1 as networking;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use lb_tests::agent::{Agent, Options};
 use lb_tests::client::{Client, Failure, Outcome, Protocol};
-use lb_tests::kernel::Feature;
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Network, Node, Pod, plan};
 use lb_tests::patience::patient;
+use lb_tests::plane::{self, Plane};
 use lb_tests::server::Server;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
@@ -135,10 +135,18 @@ pub(crate) fn cluster_ip(service: &Service, family: Family) -> SocketAddr {
     SocketAddr::new(family.of(service.cluster_ips), service.ports[0].port)
 }
 
-/// A process of the node, where the agent translates those in their sockets: on old kernels it goes without.
+/// A process of the node, where the agent serves those: on old kernels programs go without.
 pub(crate) fn host_that_is_served(node: &Node) -> Option<Client> {
-    let is_served = Feature::NetnsCookie.is_there().unwrap();
-    is_served.then(|| node.client().unwrap())
+    plane::serves_host().then(|| node.client().unwrap())
+}
+
+/// Whether a process of the node got nothing from where it may not connect. A program fails the call; of what the packet
+/// filter drops UDP hears at once, and TCP waits for an answer.
+pub(crate) fn is_denied_to_host(outcome: &Outcome) -> bool {
+    match Plane::under_test() {
+        Plane::Ebpf => *outcome == Err(Failure::Denied),
+        Plane::Ipvs => *outcome == Err(Failure::Denied) || is_silence(outcome),
+    }
 }
 
 /// Who answers that many new connections.

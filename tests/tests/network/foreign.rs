@@ -12,11 +12,15 @@ use lb_tests::interrupt::eventually;
 use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
 use crate::clsact::{answered, serve, state};
 use crate::fixture::{BOTH, World, cluster_ips};
+
+/// Why these are tests of one plane only.
+const PROGRAMS: &str = "programs of others are on links";
 
 /// How long it may take until the agent has looked at all links again.
 const LOOKED: Duration = Duration::from_secs(30);
@@ -98,6 +102,9 @@ fn load(world: &World, name: &str, verdict: Verdict) -> Foreign {
 
 #[test]
 fn ours_is_first_and_those_of_others_see_what_we_let_go_on() {
+    if other_than(Plane::Ebpf, PROGRAMS) {
+        return;
+    }
     if lacks(Feature::Tcx) {
         return;
     }
@@ -128,6 +135,9 @@ fn ours_is_first_and_those_of_others_see_what_we_let_go_on() {
 
 #[test]
 fn a_program_that_comes_later_and_goes_first_is_named_and_so_is_its_end() {
+    if other_than(Plane::Ebpf, PROGRAMS) {
+        return;
+    }
     if lacks(Feature::Tcx) {
         return;
     }
@@ -150,6 +160,9 @@ fn a_program_that_comes_later_and_goes_first_is_named_and_so_is_its_end() {
 
 #[test]
 fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
+    if other_than(Plane::Ebpf, PROGRAMS) {
+        return;
+    }
     if lacks(Feature::Tcx) {
         return;
     }
@@ -170,6 +183,9 @@ fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
 
 #[test]
 fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule_says_otherwise() {
+    if other_than(Plane::Ebpf, PROGRAMS) {
+        return;
+    }
     if lacks(Feature::Tcx) {
         return;
     }
@@ -227,6 +243,9 @@ fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule
 /// Below kernel 6.6: a priority is of one kind of filter, and its filters run from the last that came to the first.
 #[test]
 fn as_a_filter_ours_goes_first_where_it_can_and_others_see_what_it_lets_go_on() {
+    if other_than(Plane::Ebpf, PROGRAMS) {
+        return;
+    }
     let mut world = World::new();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();

@@ -1,5 +1,5 @@
-//! Connected UDP sockets of the host, and of pods where theirs are translated: the kernel asks nobody when one sends, so
-//! one whose backend is gone is ended.
+//! Connected UDP sockets of the host, and of pods where theirs are translated, leave a backend that is gone. The kernel
+//! asks no program when one sends, so there it is ended.
 
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
@@ -10,6 +10,7 @@ use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::patience::patient;
+use lb_tests::plane::{self, Plane, other_than};
 use lb_tests::server::Reply;
 use lb_tests::stage::TARGET;
 
@@ -91,12 +92,12 @@ fn direct(running: &Running) -> Vec<Connection> {
     connected(&running.client, to, "one")
 }
 
-/// Waits until the sockets are ended; until then the pod that they are connected to answers.
+/// Waits until the sockets have left the pod that they were connected to, which answers until then.
 #[track_caller]
-fn are_ended(connections: &mut [Connection]) {
+fn leave(connections: &mut [Connection]) {
     let until = Instant::now() + patient(SOON);
     for connection in connections {
-        while !is_ended(connection) {
+        while !has_left(connection) {
             assert!(
                 Instant::now() < until,
                 "the socket still sends to the backend that is gone"
@@ -106,13 +107,17 @@ fn are_ended(connections: &mut [Connection]) {
     }
 }
 
+/// Where the socket itself was translated, it is ended. Where each of its packets is, it goes on with the next pod.
 #[track_caller]
-fn is_ended(connection: &mut Connection) -> bool {
+fn has_left(connection: &mut Connection) -> bool {
     match connection.ask("still you?") {
+        Ok(answer) if plane::is(Plane::Ipvs) => answer.server == "two",
         Ok(answer) => {
             assert_eq!(answer.server, "one");
             false
         }
+        // What was on its way to the pod that is gone.
+        Err(_) if plane::is(Plane::Ipvs) => false,
         // ECONNABORTED from a read, EDESTADDRREQ from a write.
         Err(Failure::Reset) => true,
         Err(Failure::Other(text)) if text.contains("os error 89") => true,
@@ -144,6 +149,9 @@ fn a_socket_whose_backend_is_gone_is_ended_and_dials_another() {
 
 #[test]
 fn one_of_a_pod_too_where_those_are_translated() {
+    if other_than(Plane::Ebpf, "programs translate sockets of pods") {
+        return;
+    }
     sockets_to_a_backend_that_goes(Process::Pod);
 }
 
@@ -162,7 +170,7 @@ fn sockets_to_a_backend_that_goes(process: Process) {
     running
         .world
         .apply(&running.service.clone().with_endpoints([&running.pods[1]]));
-    are_ended(&mut connections);
+    leave(&mut connections);
     for to in dialled {
         becomes_answered_by(&running.client, Protocol::Udp, to, "two");
     }
@@ -173,7 +181,7 @@ fn sockets_to_a_backend_that_goes(process: Process) {
 }
 
 #[test]
-fn only_sockets_to_a_backend_that_drains_are_ended() {
+fn only_sockets_to_a_backend_that_drains_leave() {
     if lacks(Feature::NetnsCookie) {
         return;
     }
@@ -191,7 +199,7 @@ fn only_sockets_to_a_backend_that_drains_are_ended() {
     service.endpoints[0].ready = false;
     service.endpoints[0].terminating = true;
     running.world.apply(&service);
-    are_ended(&mut ending);
+    leave(&mut ending);
     let mut staying = connected(&running.client, to, "two");
 
     // It goes altogether.
@@ -215,6 +223,6 @@ fn what_went_while_no_agent_ran_is_made_up_for() {
         .apply(&running.service.clone().with_endpoints([&running.pods[1]]));
     still_answer(&mut connections, "one");
     running.world.start_agent(1);
-    are_ended(&mut connections);
+    leave(&mut connections);
     still_answer(&mut direct, "one");
 }

@@ -8,17 +8,24 @@ use std::time::{Duration, Instant};
 
 use lb_tests::network::Attachment;
 use lb_tests::patience::patient;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::{owner, process};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::fixture::World;
 
+/// Why these are tests of one plane only.
+const OF_THE_HARNESS: &str = "it is of the harness, which no plane has a part in";
+
 /// Longer than tidying up takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_demo_that_is_stopped_leaves_nothing() {
+    if other_than(Plane::Ebpf, OF_THE_HARNESS) {
+        return;
+    }
     // From the first namespace to connections that are running.
     for (signal, after) in [
         (Signal::SIGINT, 20),
@@ -40,6 +47,9 @@ fn a_demo_that_is_stopped_leaves_nothing() {
 
 #[test]
 fn a_second_signal_is_safe_too() {
+    if other_than(Plane::Ebpf, OF_THE_HARNESS) {
+        return;
+    }
     let mut demo = demo();
     thread::sleep(Duration::from_millis(800));
     let code = end(&mut demo, &[Signal::SIGINT, Signal::SIGINT]);
@@ -49,6 +59,9 @@ fn a_second_signal_is_safe_too() {
 
 #[test]
 fn a_test_that_is_stopped_leaves_nothing() {
+    if other_than(Plane::Ebpf, OF_THE_HARNESS) {
+        return;
+    }
     let mut standing = standing();
     assert_eq!(
         end(&mut standing, &[Signal::SIGTERM]),
@@ -59,6 +72,9 @@ fn a_test_that_is_stopped_leaves_nothing() {
 
 #[test]
 fn what_a_killed_test_leaves_is_swept_by_the_next_one() {
+    if other_than(Plane::Ebpf, OF_THE_HARNESS) {
+        return;
+    }
     let mut standing = standing();
     standing.kill().unwrap();
     standing.wait().unwrap();

@@ -8,9 +8,13 @@ use lb_tests::client::Protocol;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::packet::{Macs, tcp};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{BOTH, SOON, World, becomes_answered_by, cluster_ips, node_ports};
+
+/// Why these are tests of one plane only.
+const MAPS: &str = "maps have a size";
 
 /// Rows of the flow table, two a flow.
 const ROWS: usize = 4_096;
@@ -78,6 +82,9 @@ impl Flood {
 /// To a backend of this node: on the way to others clients are masqueraded, of which a backend can have 20,000.
 #[test]
 fn a_flood_of_connections_that_never_open_costs_the_others_nothing() {
+    if other_than(Plane::Ebpf, MAPS) {
+        return;
+    }
     let (world, [pod, _backend], service) = scene(1, &[&format!("--max-flows={ROWS}")]);
     let outside = world.network.outside().client();
     let node_port = node_ports(&service, world.node1());
@@ -114,6 +121,9 @@ fn a_flood_of_connections_that_never_open_costs_the_others_nothing() {
 
 #[test]
 fn a_map_without_room_refuses_what_comes_and_serves_what_is_there() {
+    if other_than(Plane::Ebpf, MAPS) {
+        return;
+    }
     // One Service with two families and two protocols has eight frontends and four endpoints; backend 0 is nobody.
     for (flag, room) in [("--max-services", 8), ("--max-slots", 4), ("--max-backends", 5)] {
         let (mut world, [_client, _backend], first) = scene(2, &[&format!("{flag}={room}")]);

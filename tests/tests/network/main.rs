@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod addresses;
+mod agreement;
 mod bad_input;
 mod bare;
 mod changes;
@@ -14,6 +15,7 @@ mod cleanup;
 mod clsact;
 mod endpoints;
 mod external;
+mod fallback;
 mod fixture;
 mod foreign;
 mod fragments;

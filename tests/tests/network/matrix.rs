@@ -2,9 +2,9 @@
 
 use lb_tests::agent::Options;
 use lb_tests::capture::Capture;
-use lb_tests::kernel::Feature;
 use lb_tests::matrix::{Asker, Cell};
 use lb_tests::network::{self, Network};
+use lb_tests::plane;
 use lb_tests::source::Source;
 use lb_tests::stage::Stage;
 
@@ -17,7 +17,7 @@ fn stage(options: network::Options) -> Stage {
 
 /// The matrix, without processes of the host on a kernel where they are not served.
 fn cells() -> impl Iterator<Item = Cell> {
-    let is_host_served = Feature::NetnsCookie.is_there().unwrap();
+    let is_host_served = plane::serves_host();
     let cells = Cell::all().into_iter();
     cells.filter(move |cell| is_host_served || cell.from != Asker::Host)
 }

@@ -13,11 +13,15 @@ use lb_tests::manifests::{Manifest, Service};
 use lb_tests::network::{Attachment, Node, Pod, plan};
 use lb_tests::owner::Folder;
 use lb_tests::packet::{Macs, udp};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 use serde_json::{Value, json};
 
 use crate::fixture::{BRIEFLY, SOON, World, cluster_ips, service_cidr};
+
+/// Why these are tests of one plane only.
+const TOLD_BY_PROGRAMS: &str = "programs tell what they drop";
 
 /// Longer than a monitor takes to end.
 const END: Duration = Duration::from_secs(10);
@@ -196,6 +200,9 @@ fn untimed(line: &str) -> &str {
 
 #[test]
 fn what_goes_nowhere_is_told_with_its_reason_and_its_link_and_nothing_else_is() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let scene = scene();
     // Nobody reads this.
     send(&scene.bridge, scene.refusing[0]);
@@ -233,6 +240,9 @@ fn what_goes_nowhere_is_told_with_its_reason_and_its_link_and_nothing_else_is() 
 
 #[test]
 fn a_program_reads_the_same_as_json_and_of_the_reasons_that_it_asks_for() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let scene = scene();
     let reasons = [
         "--json",
@@ -281,6 +291,9 @@ fn a_program_reads_the_same_as_json_and_of_the_reasons_that_it_asks_for() {
 
 #[test]
 fn of_a_flood_a_part_is_told_and_of_the_rest_how_many_there_were() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let scene = scene();
     let monitor = Monitor::start(scene.node(), &[]);
     let (pod, to) = (&scene.veth, scene.refusing[0]);
@@ -310,6 +323,9 @@ fn of_a_flood_a_part_is_told_and_of_the_rest_how_many_there_were() {
 
 #[test]
 fn there_is_one_at_a_time_and_the_agent_is_not_needed() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let mut scene = scene();
     scene.world.agents.pop().unwrap().stop().unwrap();
     let monitor = Monitor::start(scene.node(), &[]);
@@ -329,6 +345,9 @@ fn there_is_one_at_a_time_and_the_agent_is_not_needed() {
 
 #[test]
 fn it_ends_well_when_nobody_reads_it_and_says_so_when_the_maps_are_gone() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let mut scene = scene();
     let mut command = command(scene.node(), &[]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -353,6 +372,9 @@ fn it_ends_well_when_nobody_reads_it_and_says_so_when_the_maps_are_gone() {
 
 #[test]
 fn without_privileges_it_says_which_are_missing() {
+    if other_than(Plane::Ebpf, TOLD_BY_PROGRAMS) {
+        return;
+    }
     let world = World::new();
     // User 65534 can read this folder, wherever the agent was built.
     let folder = Folder::new().unwrap();

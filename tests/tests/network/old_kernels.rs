@@ -5,12 +5,19 @@ use lb_tests::client::{Failure, Protocol};
 use lb_tests::kernel::{Feature, has, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::Attachment;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{SOON, World, becomes_answered_by, cluster_ips};
 
+/// Why these are tests of one plane only.
+const OF_PROGRAMS: &str = "it is about what programs need of the kernel";
+
 #[test]
 fn without_tcx_the_agent_says_that_it_uses_filters_and_they_serve() {
+    if other_than(Plane::Ebpf, OF_PROGRAMS) {
+        return;
+    }
     if has(Feature::Tcx) {
         return;
     }
@@ -30,6 +37,9 @@ fn without_tcx_the_agent_says_that_it_uses_filters_and_they_serve() {
 
 #[test]
 fn where_processes_of_the_host_cannot_be_told_from_others_the_agent_ends_and_says_how_to_go_without() {
+    if other_than(Plane::Ebpf, OF_PROGRAMS) {
+        return;
+    }
     if has(Feature::NetnsCookie) {
         return;
     }
@@ -45,6 +55,9 @@ fn where_processes_of_the_host_cannot_be_told_from_others_the_agent_ends_and_say
 
 #[test]
 fn without_set_retval_the_agent_says_how_processes_of_the_host_are_refused() {
+    if other_than(Plane::Ebpf, OF_PROGRAMS) {
+        return;
+    }
     if has(Feature::SetRetval) || lacks(Feature::NetnsCookie) {
         return;
     }
@@ -63,6 +76,9 @@ fn without_set_retval_the_agent_says_how_processes_of_the_host_are_refused() {
 
 #[test]
 fn where_maps_are_locked_memory_the_agent_needs_one_more_capability_and_names_it() {
+    if other_than(Plane::Ebpf, OF_PROGRAMS) {
+        return;
+    }
     if has(Feature::MapMemory) {
         return;
     }

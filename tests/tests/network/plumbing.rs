@@ -8,6 +8,10 @@ use lb_tests::client::{Client, Failure, Protocol};
 use lb_tests::interrupt::eventually;
 use lb_tests::network::{Attachment, Network, Options, Pod};
 use lb_tests::packet::{self, Macs};
+use lb_tests::plane::{Plane, other_than};
+
+/// Why these are tests of one plane only.
+const NO_AGENT: &str = "no agent runs";
 
 const PORT: u16 = 8080;
 const BOTH: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
@@ -33,6 +37,9 @@ fn reaches(what: &str, client: &Client, pod: &Pod, seen_as: impl Fn(SocketAddr) 
 
 #[test]
 fn every_pod_reaches_every_pod_with_its_own_address() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let started = Instant::now();
     let network = Network::new().unwrap();
     let mut pods = Vec::new();
@@ -65,6 +72,9 @@ fn every_pod_reaches_every_pod_with_its_own_address() {
 
 #[test]
 fn a_process_of_a_node_reaches_all_pods_and_the_client_outside_none() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let here = network.node1().add_pod("here", Attachment::Bridge).unwrap();
     let aside = network.node1().add_pod("aside", Attachment::Veth).unwrap();
@@ -86,6 +96,9 @@ fn a_process_of_a_node_reaches_all_pods_and_the_client_outside_none() {
 
 #[test]
 fn a_closed_port_refuses_and_a_pod_that_is_gone_is_unreachable() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let from = network.node1().add_pod("from", Attachment::Veth).unwrap();
     let to = network.node1().add_pod("to", Attachment::Veth).unwrap();
@@ -110,6 +123,9 @@ fn a_closed_port_refuses_and_a_pod_that_is_gone_is_unreachable() {
 
 #[test]
 fn a_long_line_crosses_the_tunnel_both_ways() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let from = network.node1().add_pod("from", Attachment::Bridge).unwrap();
     let to = network.node2().add_pod("to", Attachment::Veth).unwrap();
@@ -127,6 +143,9 @@ fn a_long_line_crosses_the_tunnel_both_ways() {
 
 #[test]
 fn senders_compute_checksums_and_captures_verify_them() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let from = network.node1().add_pod("from", Attachment::Bridge).unwrap();
     let to = network.node2().add_pod("to", Attachment::Veth).unwrap();
@@ -148,6 +167,9 @@ fn senders_compute_checksums_and_captures_verify_them() {
 
 #[test]
 fn with_the_offload_on_nobody_computes_a_checksum() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let options = Options {
         checksum_offload: true,
         ..Options::default()
@@ -163,6 +185,9 @@ fn with_the_offload_on_nobody_computes_a_checksum() {
 
 #[test]
 fn a_frame_made_by_hand_arrives_and_is_answered() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let from = network.node1().add_pod("from", Attachment::Bridge).unwrap();
     let to = network.node2().add_pod("to", Attachment::Bridge).unwrap();
@@ -188,6 +213,9 @@ fn a_frame_made_by_hand_arrives_and_is_answered() {
 
 #[test]
 fn a_wrong_checksum_is_dropped_by_the_receiver() {
+    if other_than(Plane::Ebpf, NO_AGENT) {
+        return;
+    }
     let network = Network::new().unwrap();
     let from = network.node1().add_pod("from", Attachment::Veth).unwrap();
     let to = network.node2().add_pod("to", Attachment::Veth).unwrap();

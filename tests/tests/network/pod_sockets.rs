@@ -11,10 +11,14 @@ use lb_tests::client::{Client, Failure, Protocol};
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::place::HostProcess;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 use socket2::Type;
 
 use crate::fixture::{BOTH, BRIEFLY, SOON, World, cluster_ips, frontends, node_ports};
+
+/// Why these are tests of one plane only.
+const SOCKETS_OF_PODS: &str = "programs translate sockets of pods";
 
 /// A pod that asks and one that answers, and what passes at the first one's link.
 struct Scene {
@@ -113,6 +117,9 @@ impl Scene {
 
 #[test]
 fn sockets_of_pods_are_translated_where_that_is_asked_for() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.world.start_agent_with(1, &["--socket-lb=all"]);
     let dialled = frontends(&scene.service, scene.world.node1()).chain([scene.mapped()]);
@@ -123,6 +130,9 @@ fn sockets_of_pods_are_translated_where_that_is_asked_for() {
 
 #[test]
 fn else_they_are_left_to_the_pods_link() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     for args in [&[] as &[&str], &["--socket-lb=host"], &["--socket-lb=off"]] {
         let mut scene = scene();
         scene.world.start_agent_with(1, args);
@@ -135,6 +145,9 @@ fn else_they_are_left_to_the_pods_link() {
 /// Affinity goes by the client's address, which a socket need not have before it is connected.
 #[test]
 fn a_service_with_session_affinity_is_left_to_the_link() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.change(|spec| spec.session_affinity = Some("ClientIP".into()));
     scene.world.start_agent_with(1, &["--socket-lb=all"]);
@@ -146,6 +159,9 @@ fn a_service_with_session_affinity_is_left_to_the_link() {
 /// A packet is masqueraded for a mark on it.
 #[test]
 fn where_every_client_is_masqueraded_sockets_are_left_to_the_link() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene
         .world
@@ -158,6 +174,9 @@ fn where_every_client_is_masqueraded_sockets_are_left_to_the_link() {
 /// Where addresses tell who is near, only a service for which that is all the same is settled in the socket.
 #[test]
 fn where_networks_of_pods_are_known_a_service_that_treats_clients_differently_is_left_to_the_link() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.change(|spec| spec.external_traffic_policy = Some("Local".into()));
     let args = [
@@ -176,6 +195,9 @@ fn where_networks_of_pods_are_known_a_service_that_treats_clients_differently_is
 
 #[test]
 fn a_refusal_is_left_to_the_link_as_for_any_pod() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.world.start_agent_with(1, &["--socket-lb=all"]);
     scene.world.apply(&scene.service.clone().with_endpoints([]));
@@ -196,6 +218,9 @@ fn a_refusal_is_left_to_the_link_as_for_any_pod() {
 /// The loopback addresses of a pod are its own, also where those of the node serve NodePorts.
 #[test]
 fn a_pods_loopback_address_serves_no_node_port() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene
         .world
@@ -217,6 +242,9 @@ fn a_pods_loopback_address_serves_no_node_port() {
 /// It needs no packet: the pod connects to its own address, and sees itself.
 #[test]
 fn a_pod_that_reaches_itself_does_so_within_itself() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     let _server = scene.pod.serve(TARGET).unwrap();
     let own = Service::new("own", 2, TARGET).with_endpoints([&scene.pod]);
@@ -282,6 +310,9 @@ impl Scene {
 
 #[test]
 fn a_pod_that_opts_out_is_served_on_its_link() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.world.start_agent_with(1, &["--socket-lb=all"]);
     // The object is there before the cgroup is.
@@ -308,6 +339,9 @@ fn a_pod_that_opts_out_is_served_on_its_link() {
 
 #[test]
 fn it_stays_left_alone_while_no_agent_runs_and_when_one_takes_over() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.annotate(&[(ANNOTATION, "off")]);
     let cgroup = scene.world.node1().cgroup().below(CGROUP).unwrap();
@@ -323,6 +357,9 @@ fn it_stays_left_alone_while_no_agent_runs_and_when_one_takes_over() {
 
 #[test]
 fn an_annotation_that_says_nonsense_is_named_and_changes_nothing() {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+        return;
+    }
     let mut scene = scene();
     scene.world.start_agent_with(1, &["--socket-lb=all"]);
     let cgroup = scene.world.node1().cgroup().below(CGROUP).unwrap();

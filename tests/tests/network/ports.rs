@@ -9,6 +9,7 @@ use lb_tests::capture::Capture;
 use lb_tests::client::Protocol;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::server::Server;
 use lb_tests::stage::TARGET;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -107,6 +108,9 @@ fn a_pod_may_send_from_a_node_port_number_while_clients_dial_it() {
 
 #[test]
 fn clients_are_masqueraded_to_ports_that_are_nobody_elses() {
+    if other_than(Plane::Ebpf, "the range of ports is its own, the kernel has another") {
+        return;
+    }
     let (world, backend, service) = scene(2);
     let wire = Capture::start(backend.netns(), backend.link()).unwrap();
     let outside = world.network.outside().client();

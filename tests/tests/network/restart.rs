@@ -8,10 +8,12 @@ use std::time::Duration;
 use aya::programs::links::{FdLink, PinnedLink};
 use lb_tests::agent::{Agent, Maps, Options};
 use lb_tests::client::{Client, Connection, Protocol};
+use lb_tests::ipvs::Table;
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node, Pod};
 use lb_tests::owner::Folder;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{
@@ -166,6 +168,9 @@ fn two_restarts_in_a_row_change_nothing() {
 /// Without `CAP_SYS_ADMIN` nobody may ask what program it is that an earlier agent left on a link.
 #[test]
 fn a_restart_without_cap_sys_admin_takes_no_program_off_its_link() {
+    if other_than(Plane::Ebpf, "programs stay on their links") {
+        return;
+    }
     let mut running = running();
     let mut connections = running.connections();
     let before = links(running.world.node1());
@@ -213,6 +218,14 @@ fn links(node: &Node) -> Vec<(String, u32, u32)> {
     links
 }
 
+/// What a second agent would have changed: programs and their links, or IPVS.
+fn programmed(node: &Node) -> String {
+    match Plane::under_test() {
+        Plane::Ebpf => format!("{:?}", links(node)),
+        Plane::Ipvs => Table::of(node).unwrap().to_string(),
+    }
+}
+
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<_> = entries
@@ -244,6 +257,9 @@ const WITHOUT_NODE: Duration = Duration::from_secs(6);
 
 #[test]
 fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
     let mut running = running();
     let mut connections = running.connections();
     let before = links(running.world.node1());
@@ -291,7 +307,7 @@ fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
 fn a_second_agent_ends_at_once_and_says_why() {
     let mut running = running();
     let mut connections = running.connections();
-    let before = links(running.world.node1());
+    let before = programmed(running.world.node1());
     let mut second = Agent::spawn(running.world.node1(), &running.world.source, &Options::default()).unwrap();
     let said = second
         .wait_for_log(SOON, "an lb-agent is running on this node")
@@ -299,7 +315,7 @@ fn a_second_agent_ends_at_once_and_says_why() {
     assert!(said.contains("stop it first"), "{said}");
     let end = second.wait_for_log(SOON, "what it never says").unwrap_err();
     assert!(format!("{end:#}").contains("it has ended: exit status 1"), "{end:#}");
-    assert_eq!(links(running.world.node1()), before);
+    assert_eq!(programmed(running.world.node1()), before);
     Running::still_answer("beside a second agent", &mut connections);
     running.new_ones_are_answered();
     running.agent().stop().unwrap();

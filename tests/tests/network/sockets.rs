@@ -7,6 +7,7 @@ use lb_common::{Translation, maps};
 use lb_tests::client::{Failure, Protocol};
 use lb_tests::manifests::{Endpoint, Service};
 use lb_tests::network::{Attachment, Node, Pod, plan};
+use lb_tests::plane::{Difference, Plane, other_than};
 use lb_tests::server::Server;
 use lb_tests::stage::TARGET;
 use socket2::Type;
@@ -126,11 +127,13 @@ fn a_socket_that_is_bound_to_an_address_of_the_node_keeps_it() {
                         .connect_with(protocol, to, |socket| socket.bind(&SocketAddr::new(own, 0).into()))
                         .unwrap();
                     let answer = connection.ask("who").unwrap();
-                    assert_eq!(
-                        (answer.server.as_str(), answer.seen.ip()),
-                        (pod.name(), own),
-                        "{protocol} to {to}"
-                    );
+                    assert_eq!(answer.server, pod.name(), "{protocol} to {to}");
+                    let seen = answer.seen.ip();
+                    if Difference::HostMasqueraded.applies() {
+                        assert!(node.has_address(seen), "{protocol} to {to}: seen as {seen}");
+                    } else {
+                        assert_eq!(seen, own, "{protocol} to {to}");
+                    }
                     assert_eq!(connection.peer().unwrap(), to);
                 }
             }
@@ -197,7 +200,11 @@ fn the_unspecified_address_is_the_loopback_address() {
         assert_eq!(outcome, &Err(Failure::Refused));
     }
     for outcome in dial(&["--node-port-addresses=primary,localhost"]).iter().flatten() {
-        assert_eq!(outcome.as_ref().unwrap().server, "pod");
+        if Difference::NoLocalhostNodePorts.applies() {
+            assert_eq!(outcome, &Err(Failure::Refused));
+        } else {
+            assert_eq!(outcome.as_ref().unwrap().server, "pod");
+        }
     }
 }
 
@@ -211,6 +218,9 @@ fn known_sockets(node: &Node) -> usize {
 
 #[test]
 fn nothing_is_left_of_two_hundred_thousand_sockets_that_were_opened_and_aborted() {
+    if other_than(Plane::Ebpf, "a map knows of sockets") {
+        return;
+    }
     // Of each family and protocol.
     const TIMES: u32 = 50_000;
     let mut world = World::new();

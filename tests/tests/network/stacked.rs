@@ -6,6 +6,7 @@ use std::time::Duration;
 use lb_tests::netlink::End;
 use lb_tests::netns::Netns;
 use lb_tests::network::{Node, plan};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 
 use crate::fixture::{SOON, World};
@@ -41,6 +42,9 @@ fn add_macvlan(node: &Node, parent: &str, pod: &Netns, moves: bool) {
 
 #[test]
 fn the_link_that_pods_hang_on_by_macvlan_is_named_once() {
+    if other_than(Plane::Ebpf, "links of pods have programs") {
+        return;
+    }
     let mut world = World::new();
     // Another card of the node.
     let beside = Netns::new("beside").unwrap();

@@ -8,6 +8,7 @@ use lb_tests::capture::Capture;
 use lb_tests::client::Protocol;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::packet::{Macs, tcp, udp};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 use nix::sys::socket::{setsockopt, sockopt};
 
@@ -113,6 +114,9 @@ fn below(folder: &Path) -> Vec<std::path::PathBuf> {
 
 #[test]
 fn what_is_pinned_is_roots_alone() {
+    if other_than(Plane::Ebpf, "it pins") {
+        return;
+    }
     let (mut world, _backend, _service) = World::with_node_port(1);
     world.start_agent(1);
     let pins = below(&world.node1().bpffs().path());

@@ -20,6 +20,7 @@ use lb_tests::manifests::Service;
 use lb_tests::netlink::{Cidr, End};
 use lb_tests::netns::Netns;
 use lb_tests::network::{Attachment, Node, Pod, plan};
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
@@ -223,6 +224,12 @@ fn rules_by_mark_send_answers_out_by_the_uplink_that_the_client_came_by() {
 /// neither.
 #[test]
 fn where_rules_by_source_address_let_the_filter_drop_clients_it_is_named() {
+    if other_than(
+        Plane::Ebpf,
+        "it translates before the kernel filters source addresses, and so what is filtered is on its way to a pod",
+    ) {
+        return;
+    }
     let mut world = World::new();
     let second = Second::add(world.node1());
     let node = world.node1().netns();

@@ -22,6 +22,7 @@ pub const INIT: &str = "/init";
 pub const DONE: &str = "vm: done";
 
 const OUTPUT: &str = "/dev/ttyS1";
+const HOSTNAME: &str = "guest";
 const MOUNTS: &[(&str, &str)] = &[
     ("devtmpfs", "/dev"),
     ("proc", "/proc"),
@@ -60,6 +61,8 @@ fn serve() -> Result<()> {
         mount(Some(*kind), *place, Some(*kind), MsFlags::empty(), None::<&str>)
             .with_context(|| format!("mounting {kind} at {place}"))?;
     }
+    // Without one it is called "(none)", which an API server does not accept as a name.
+    fs::write("/proc/sys/kernel/hostname", HOSTNAME).context("naming the guest")?;
     take_port()?;
     let text = fs::read_to_string(plan::PATH).with_context(|| format!("reading {}", plan::PATH))?;
     let plan = Plan::parse(&text)?;

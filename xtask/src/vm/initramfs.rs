@@ -52,7 +52,10 @@ impl Initramfs {
     /// Adds a program of this machine under another path, with its libraries.
     pub fn program_as(&mut self, path: &Path, place: &Path) -> Result<()> {
         let mut ldd = Command::new("ldd");
-        let text = Step::new("ldd", Duration::from_secs(10)).ask(ldd.arg(path))?;
+        let text = match Step::new("ldd", Duration::from_secs(10)).ask(ldd.arg(path)) {
+            Err(error) if error.to_string().contains("not a dynamic executable") => String::new(),
+            text => text?,
+        };
         for library in libraries(&text) {
             self.file(&library);
         }

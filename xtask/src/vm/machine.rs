@@ -19,11 +19,36 @@ const TRIES: u32 = 2;
 /// How much of the console is shown if there is no result.
 const SHOWN_LINES: usize = 40;
 
+/// How much memory a machine has. All its files are in it.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// For the tests.
+    #[default]
+    Usual,
+    /// For the control plane too, whose programs alone are 250 MB, twice while they are unpacked.
+    Large,
+}
+
+impl Memory {
+    const fn megabytes(self) -> &'static str {
+        match self {
+            Self::Usual => "2048",
+            Self::Large => "4096",
+        }
+    }
+}
+
 /// Boots the kernel, and passes on what the guest prints: to stdout, to the file `output` in the folder, and to `line`.
-pub fn boot(kernel: &Kernel, initramfs: &Path, folder: &Path, mut line: impl FnMut(&str)) -> Result<()> {
+pub fn boot(
+    kernel: &Kernel,
+    initramfs: &Path,
+    memory: Memory,
+    folder: &Path,
+    mut line: impl FnMut(&str),
+) -> Result<()> {
     let console = folder.join("console");
     for attempt in 1..=TRIES {
-        let mut qemu = qemu(kernel, initramfs, &console);
+        let mut qemu = qemu(kernel, initramfs, memory, &console);
         let output = folder.join("output");
         let mut output = Both(File::create(&output).with_context(|| format!("cannot write {}", output.display()))?);
         let mut is_done = false;
@@ -55,11 +80,11 @@ pub fn boot(kernel: &Kernel, initramfs: &Path, folder: &Path, mut line: impl FnM
     )
 }
 
-fn qemu(kernel: &Kernel, initramfs: &Path, console: &Path) -> Command {
+fn qemu(kernel: &Kernel, initramfs: &Path, memory: Memory, console: &Path) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     // With a thread for each processor, qemu now and then runs code that the kernel has just patched: a panic.
     qemu.args(["-accel", "tcg,thread=single", "-cpu", "max", "-machine", "q35"]);
-    qemu.args(["-smp", "2", "-m", "2048"]);
+    qemu.args(["-smp", "2", "-m", memory.megabytes()]);
     qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none"]);
     qemu.arg("-no-reboot");
     qemu.arg("-serial")

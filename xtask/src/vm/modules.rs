@@ -32,6 +32,14 @@ const WANTED: &[&str] = &[
     "nft_nat",
     "nft_ct",
     "nft_counter",
+    "nft_fib_inet",
+    "nft_hash",
+    "nft_limit",
+    "nft_log",
+    "nft_numgen",
+    "nft_reject_inet",
+    "nf_log_syslog",
+    "sctp",
     "inet_diag",
     "tcp_diag",
     "udp_diag",
@@ -45,6 +53,8 @@ const WANTED: &[&str] = &[
     "ip_vs_sh",
     "ip_vs_mh",
     "ip_vs_dh",
+    "ip_vs_sed",
+    "ip_vs_nq",
 ];
 
 /// Their files, each behind those that it depends on.

@@ -12,10 +12,12 @@ mod parity;
 mod progress;
 mod report;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use lb_tests::interrupt::{self, Interrupted, Policy};
+use lb_tests::without_bpf::Refusal;
 
 /// Shows and measures lb-agent in networks made of namespaces.
 #[derive(Debug, Parser)]
@@ -47,6 +49,16 @@ enum Verb {
     /// Makes sockets for the program that started this one
     #[command(hide = true)]
     Sockets,
+    /// Becomes another program, which the kernel takes no BPF program from
+    #[command(hide = true)]
+    WithoutBpf {
+        /// What it is told
+        #[arg(value_enum)]
+        refusal: Refusal,
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -70,8 +82,10 @@ fn main() -> ExitCode {
 
 /// Says whether all was right.
 fn run(verb: Verb) -> anyhow::Result<bool> {
-    if matches!(verb, Verb::Sockets) {
-        return lb_tests::place::serve_sockets().map(|()| true);
+    match &verb {
+        Verb::Sockets => return lb_tests::place::serve_sockets().map(|()| true),
+        Verb::WithoutBpf { refusal, command } => return refusal.exec(command).map(|()| false),
+        _ => {}
     }
     interrupt::install(Policy::Unwind)?;
     match verb {
@@ -82,6 +96,6 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),
-        Verb::Sockets => Ok(true),
+        Verb::Sockets | Verb::WithoutBpf { .. } => Ok(true),
     }
 }

@@ -8,6 +8,7 @@ use lb_tests::client::Protocol;
 use lb_tests::controlplane::ControlPlane;
 use lb_tests::interrupt;
 use lb_tests::manifests::{self, Manifest};
+use lb_tests::patience::patient;
 use lb_tests::source::Source;
 use lb_tests::stage::Family;
 
@@ -111,7 +112,7 @@ pub(crate) fn change(old: &[Entry], new: &[Entry], to: Backend, theirs: &Theirs,
     for twin in [&theirs.twin, twin] {
         follow(twin, to)?;
     }
-    interrupt::sleep(SETTLE)?;
+    interrupt::sleep(patient(SETTLE))?;
     step.done();
     Ok(())
 }

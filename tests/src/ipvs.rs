@@ -1,0 +1,194 @@
+//! What the kernel's IPVS holds on a node, as `ipvsadm` shows it: somebody else's eyes on what the agent has programmed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::network::Node;
+use crate::process;
+
+/// What a virtual service is known by.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Virtual {
+    /// Protocol as `ipvsadm` writes it, such as `TCP`, and what is dialled.
+    Address(Protocol, SocketAddr),
+    /// A mark on packets, of one family.
+    Mark {
+        /// The mark.
+        mark: u32,
+        /// Whether it is for IPv6.
+        is_v6: bool,
+    },
+}
+
+/// A protocol of IPVS.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Protocol {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+    /// SCTP.
+    Sctp,
+}
+
+/// How a virtual service is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Served {
+    /// Its scheduler, such as `rr`.
+    pub scheduler: String,
+    /// Seconds of its persistence.
+    pub persistent: Option<u32>,
+    /// Weights of its destinations.
+    pub destinations: BTreeMap<SocketAddr, u32>,
+}
+
+/// All virtual services of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Table(pub BTreeMap<Virtual, Served>);
+
+impl Table {
+    /// Asks for it.
+    pub fn of(node: &Node) -> Result<Self> {
+        let mut command = Command::new("ipvsadm");
+        command.args(["--list", "--numeric"]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let output = process::spawn(command, node.netns(), None)?.wait_with_output()?;
+        if !output.status.success() {
+            bail!("ipvsadm: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Self::parse(&String::from_utf8(output.stdout).context("what ipvsadm prints")?)
+    }
+
+    /// Reads what `ipvsadm --list --numeric` prints.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut table = Self::default();
+        let mut last = None;
+        // The first three lines are headings.
+        for line in text.lines().skip(3) {
+            let words: Vec<_> = line.split_whitespace().collect();
+            let reading = || format!("{line:?} of ipvsadm");
+            if let ["->", address, "Masq", weight, ..] = words[..] {
+                let served = last.as_ref().and_then(|key| table.0.get_mut(key));
+                let served: &mut Served = served.with_context(reading)?;
+                let address = address.parse().with_context(reading)?;
+                served
+                    .destinations
+                    .insert(address, weight.parse().with_context(reading)?);
+                continue;
+            }
+            let (key, rest) = key(&words).with_context(reading)?;
+            let [scheduler, flags @ ..] = rest else {
+                bail!("{}: no scheduler", reading());
+            };
+            let persistent = match flags.iter().position(|flag| *flag == "persistent") {
+                Some(at) => Some(flags.get(at + 1).with_context(reading)?.parse().with_context(reading)?),
+                None => None,
+            };
+            let served = Served {
+                scheduler: (*scheduler).to_owned(),
+                persistent,
+                destinations: BTreeMap::new(),
+            };
+            table.0.insert(key, served);
+            last = Some(key);
+        }
+        Ok(table)
+    }
+
+    /// Destinations of a virtual service that take new connections.
+    #[must_use]
+    pub fn taking(&self, key: Virtual) -> Option<BTreeSet<SocketAddr>> {
+        let takes = |(address, weight): (&SocketAddr, &u32)| (*weight > 0).then_some(*address);
+        Some(self.0.get(&key)?.destinations.iter().filter_map(takes).collect())
+    }
+}
+
+/// What a line of a virtual service begins with, and what follows.
+fn key<'a, 'b>(words: &'a [&'b str]) -> Result<(Virtual, &'a [&'b str])> {
+    let protocol = match words.first() {
+        Some(&"TCP") => Protocol::Tcp,
+        Some(&"UDP") => Protocol::Udp,
+        Some(&"SCTP") => Protocol::Sctp,
+        Some(&"FWM") => {
+            let mark = words.get(1).context("no mark")?.parse()?;
+            let is_v6 = words.get(2) == Some(&"IPv6");
+            let rest = if is_v6 { &words[3..] } else { &words[2..] };
+            return Ok((Virtual::Mark { mark, is_v6 }, rest));
+        }
+        _ => bail!("neither a virtual service nor a destination that is translated to"),
+    };
+    let address = words.get(1).context("no address")?.parse()?;
+    Ok((Virtual::Address(protocol, address), &words[2..]))
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Sctp => "SCTP",
+        })
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(key, served)| {
+            match key {
+                Virtual::Address(protocol, address) => write!(f, "{address}/{protocol}")?,
+                Virtual::Mark { mark, is_v6 } => write!(f, "{mark:#x}/{}", if *is_v6 { "v6" } else { "v4" })?,
+            }
+            writeln!(f, " {} {:?}", served.scheduler, served.destinations)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn
+TCP  10.96.0.1:443 rr persistent 10800
+  -> 172.18.0.2:6443              Masq    1      0          0
+  -> 172.18.0.3:6443              Masq    0      2          0
+UDP  [fd00:96::a]:53 rr
+FWM  1818361857 IPv6 sh
+  -> [fd00:244:1::2]:8080         Masq    1      0          0
+FWM  3 rr
+";
+
+    #[test]
+    fn what_ipvsadm_prints_is_read() {
+        let table = Table::parse(TEXT).unwrap();
+        assert_eq!(table.0.len(), 4);
+        let api = Virtual::Address(Protocol::Tcp, "10.96.0.1:443".parse().unwrap());
+        assert_eq!(table.0[&api].persistent, Some(10_800));
+        assert_eq!(table.0[&api].destinations.len(), 2);
+        assert_eq!(
+            table.taking(api).unwrap(),
+            BTreeSet::from(["172.18.0.2:6443".parse().unwrap()])
+        );
+        let dns = Virtual::Address(Protocol::Udp, "[fd00:96::a]:53".parse().unwrap());
+        assert!(table.0[&dns].destinations.is_empty());
+        let near = Virtual::Mark {
+            mark: 0x6c62_0001,
+            is_v6: true,
+        };
+        assert_eq!(table.0[&near].scheduler, "sh");
+    }
+
+    #[test]
+    fn what_it_does_not_print_is_an_error() {
+        let with = |line: &str| Table::parse(&format!("a\nb\nc\n{line}\n"));
+        assert!(with("  -> 172.18.0.2:6443  Masq 1 0 0").is_err());
+        assert!(with("TCP  10.96.0.1:443").is_err());
+        assert!(with("ICMP  10.96.0.1:443 rr").is_err());
+    }
+}
