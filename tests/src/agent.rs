@@ -259,6 +259,11 @@ fn launched(command: Command, launcher: &[OsString]) -> Command {
     };
     let mut launched = Command::new(program);
     launched.args(args).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            launched.env(name, value);
+        }
+    }
     launched
 }
 
@@ -266,6 +271,8 @@ fn launched(command: Command, launcher: &[OsString]) -> Command {
 fn on_node(node: &Node, verb: &str) -> Result<Command> {
     let mut command = Command::new(binary()?);
     command.arg(verb).arg("--bpffs").arg(node.bpffs().path());
+    // In the environment, since not every verb has use for it.
+    command.env("LB_AGENT_RUN_DIR", node.run_dir());
     Ok(command)
 }
 

@@ -1,6 +1,7 @@
 //! A node: a namespace with an uplink, a bridge, a tunnel, and what its agent needs.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,6 +16,7 @@ use crate::client::Client;
 use crate::ethtool;
 use crate::netlink::{Cidr, Link, Route};
 use crate::netns::Netns;
+use crate::owner::Folder;
 use crate::place::HostProcess;
 
 /// A node.
@@ -25,6 +27,7 @@ pub struct Node {
     // Processes are in here; they end before the namespace goes.
     cgroup: Cgroup,
     bpffs: Bpffs,
+    run_dir: Folder,
     netns: Arc<Netns>,
     uplink: Link,
     bridge: Link,
@@ -70,6 +73,7 @@ impl Node {
             name,
             cgroup: Cgroup::new()?,
             bpffs: Bpffs::new()?,
+            run_dir: Folder::new()?,
             netns: Arc::new(netns),
             uplink,
             bridge,
@@ -133,6 +137,12 @@ impl Node {
     #[must_use]
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup
+    }
+
+    /// The folder of its agent's own files.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        self.run_dir.path()
     }
 
     /// The BPF file system of its agent.
