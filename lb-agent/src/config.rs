@@ -4,19 +4,21 @@
 //! (`LB_AGENT_MAX_SERVICES`) and a field of the file given by `--config` (`maxServices`). The flag
 //! comes first, then the environment, then the file, then the default.
 
+mod bind_address;
 mod detect_local;
 #[cfg(test)]
 mod tests;
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     num::{NonZeroU32, ParseIntError},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
 use anyhow::{Context, bail};
+pub use bind_address::{BindAddress, InvalidBindAddress};
 pub use detect_local::DetectLocalMode;
 use ipnet::IpNet;
 use lb_common::config::DEFAULT_MASQUERADE_MARK;
@@ -25,7 +27,7 @@ use serde::Deserialize;
 use crate::{
     kernel::links::PodLinks,
     model::{NodePortAddress, Rules},
-    plane::ebpf::MapSizes,
+    plane::{choice::Wanted, ebpf::MapSizes},
 };
 
 /// A setting each, where it is given.
@@ -48,6 +50,16 @@ pub struct Settings {
     /// Name of this node's Node object [default: $NODE_NAME, else the host's name]
     #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME")]
     pub node_name: Option<String>,
+
+    /// What serves: BPF programs, the kernel's IPVS, or by `auto` BPF where the node can do all of it and
+    /// else IPVS [default: auto]
+    #[arg(long, value_name = "PLANE", env = "LB_AGENT_PLANE")]
+    pub plane: Option<Wanted>,
+
+    /// A folder for the agent's own files: its status, its lock. Made if it is not there, for root only
+    /// [default: /run/lb-agent]
+    #[arg(long, value_name = "DIR", env = "LB_AGENT_RUN_DIR")]
+    pub run_dir: Option<PathBuf>,
 
     /// The BPF file system, for maps and programs that outlive the agent [default: /sys/fs/bpf]
     #[arg(long, value_name = "DIR", env = "LB_AGENT_BPFFS")]
@@ -165,7 +177,17 @@ pub struct Settings {
     /// Where /healthz and /livez are answered: an address, with or without a port. Empty turns them
     /// off [default: 0.0.0.0:10256, which is IPv6 too]
     #[arg(long, value_name = "ADDRESS", env = "LB_AGENT_HEALTHZ_BIND_ADDRESS")]
-    pub healthz_bind_address: Option<HealthzAddress>,
+    pub healthz_bind_address: Option<BindAddress<HEALTHZ_PORT>>,
+
+    /// Where /metrics and /proxyMode are answered: an address, with or without a port. Empty turns them
+    /// off [default: 127.0.0.1:10249]
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "LB_AGENT_METRICS_BIND_ADDRESS",
+        alias = "metrics-address"
+    )]
+    pub metrics_bind_address: Option<BindAddress<METRICS_PORT>>,
 
     /// How much to log [default: info]
     #[arg(long, value_name = "LEVEL", env = "LB_AGENT_LOG_LEVEL")]
@@ -267,56 +289,6 @@ impl FromStr for Mark {
     }
 }
 
-/// Where the health of the proxy is told, if anywhere.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(try_from = "String")]
-pub struct HealthzAddress(Option<SocketAddr>);
-
-/// What is no [`HealthzAddress`].
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0:?} is neither an IP address, nor one with a port, nor empty")]
-pub struct InvalidHealthzAddress(String);
-
-impl HealthzAddress {
-    /// The port that load balancers expect.
-    const PORT: u16 = 10256;
-
-    /// The address, unless nobody is to be told.
-    #[must_use]
-    pub const fn get(self) -> Option<SocketAddr> {
-        self.0
-    }
-}
-
-impl Default for HealthzAddress {
-    fn default() -> Self {
-        Self(Some((Ipv4Addr::UNSPECIFIED, Self::PORT).into()))
-    }
-}
-
-impl FromStr for HealthzAddress {
-    type Err = InvalidHealthzAddress;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.is_empty() {
-            return Ok(Self(None));
-        }
-        let without_port = || Some(SocketAddr::new(text.parse().ok()?, Self::PORT));
-        let address = text.parse().ok().or_else(without_port);
-        address
-            .map(|address| Self(Some(address)))
-            .ok_or_else(|| InvalidHealthzAddress(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for HealthzAddress {
-    type Error = InvalidHealthzAddress;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
 impl Settings {
     /// Those of a file.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
@@ -340,6 +312,8 @@ impl Settings {
             kubeconfig: self.kubeconfig.or(others.kubeconfig),
             apiserver: self.apiserver.or(others.apiserver),
             node_name: self.node_name.or(others.node_name),
+            plane: self.plane.or(others.plane),
+            run_dir: self.run_dir.or(others.run_dir),
             bpffs: self.bpffs.or(others.bpffs),
             cgroup: self.cgroup.or(others.cgroup),
             socket_lb: self.socket_lb.or(others.socket_lb),
@@ -365,6 +339,7 @@ impl Settings {
             pod_interface_name_prefix: self.pod_interface_name_prefix.or(others.pod_interface_name_prefix),
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
             healthz_bind_address: self.healthz_bind_address.or(others.healthz_bind_address),
+            metrics_bind_address: self.metrics_bind_address.or(others.metrics_bind_address),
             log_level: self.log_level.or(others.log_level),
             log_format: self.log_format.or(others.log_format),
         }
@@ -402,6 +377,10 @@ pub struct Config {
     pub source: Source,
     /// Name of this node.
     pub node_name: String,
+    /// What is to serve.
+    pub plane: Wanted,
+    /// The folder of the agent's own files.
+    pub run_dir: PathBuf,
     /// The BPF file system.
     pub bpffs: PathBuf,
     /// The cgroup whose sockets are translated, if it was said.
@@ -422,6 +401,8 @@ pub struct Config {
     pub set_sysctls: bool,
     /// Where `/healthz` and `/livez` are answered, if they are.
     pub healthz_address: Option<SocketAddr>,
+    /// Where `/metrics` is answered, if it is.
+    pub metrics_address: Option<SocketAddr>,
     /// How much to log.
     pub log_level: LogLevel,
     /// How to log.
@@ -430,6 +411,14 @@ pub struct Config {
 
 /// Where the BPF file system is, unless it was said.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
+
+/// Where the agent's own files are, unless it was said.
+pub const DEFAULT_RUN_DIR: &str = "/run/lb-agent";
+
+/// The port of `/healthz` that load balancers expect.
+const HEALTHZ_PORT: u16 = 10256;
+/// The port of kube-proxy's `/metrics`.
+const METRICS_PORT: u16 = 10249;
 
 impl Config {
     /// The settings with every default filled in.
@@ -474,6 +463,8 @@ impl Config {
                 Some(name) => name,
                 None => default_node_name()?,
             },
+            plane: settings.plane.unwrap_or_default(),
+            run_dir: settings.run_dir.unwrap_or_else(|| DEFAULT_RUN_DIR.into()),
             bpffs: settings.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
             cgroup: settings.cgroup,
             socket_lb: settings.socket_lb.unwrap_or_default(),
@@ -491,11 +482,20 @@ impl Config {
             pod_links,
             rules,
             set_sysctls: settings.set_sysctls.unwrap_or(false),
-            healthz_address: settings.healthz_bind_address.unwrap_or_default().get(),
+            healthz_address: settings
+                .healthz_bind_address
+                .map_or(Some(default_address(Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT)), BindAddress::get),
+            metrics_address: settings
+                .metrics_bind_address
+                .map_or(Some(default_address(Ipv4Addr::LOCALHOST, METRICS_PORT)), BindAddress::get),
             log_level: settings.log_level.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
         })
     }
+}
+
+const fn default_address(ip: Ipv4Addr, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(ip), port)
 }
 
 fn default_node_name() -> anyhow::Result<String> {

@@ -23,3 +23,4 @@ pub mod kernel;
 pub mod model;
 pub mod objects;
 pub mod plane;
+pub mod run_dir;

@@ -1,13 +1,49 @@
 //! What a plane is: something in the kernel that serves the desired state.
 
-use std::{collections::BTreeSet, error::Error, fmt};
+use std::{error::Error, fmt};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     desired::{Change, ServicePortName, State},
     kernel::links::{Link, LinkEvent},
 };
 
+pub mod choice;
 pub mod ebpf;
+pub mod ipvs;
+pub mod probe;
+pub mod shown;
+
+/// The planes there are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlaneName {
+    /// Programs in BPF on links and sockets.
+    Ebpf,
+    /// The kernel's own IPVS.
+    Ipvs,
+}
+
+impl PlaneName {
+    /// Both, the better one first.
+    pub const ALL: [Self; 2] = [Self::Ebpf, Self::Ipvs];
+
+    /// The word for it, in flags, metrics and messages.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ebpf => "ebpf",
+            Self::Ipvs => "ipvs",
+        }
+    }
+}
+
+impl fmt::Display for PlaneName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
 
 /// A plane takes the change of the desired state and makes it true in the kernel. It knows nothing
 /// of Kubernetes objects. What it programmed goes on working when the agent is gone.
@@ -25,10 +61,44 @@ pub trait Plane {
     /// still read.
     fn tick(&mut self);
 
-    /// The service ports that are served otherwise than they ask, and how.
-    fn limits(&self) -> Vec<(ServicePortName, BTreeSet<Limit>)> {
+    /// How many frontends of ours the kernel holds.
+    fn frontends(&self) -> usize;
+
+    /// What of the desired state it cannot express. Whatever it does instead is told here, never done in silence.
+    fn unsupported(&self) -> Vec<Unsupported> {
         Vec::new()
     }
+}
+
+impl<P: Plane + ?Sized> Plane for Box<P> {
+    fn replace(&mut self, state: &State) -> anyhow::Result<Outcome> {
+        (**self).replace(state)
+    }
+
+    fn apply(&mut self, change: &Change) -> Outcome {
+        (**self).apply(change)
+    }
+
+    fn tick(&mut self) {
+        (**self).tick();
+    }
+
+    fn frontends(&self) -> usize {
+        (**self).frontends()
+    }
+
+    fn unsupported(&self) -> Vec<Unsupported> {
+        (**self).unsupported()
+    }
+}
+
+/// Something that is desired of a service port and that a plane has no way to do.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Unsupported {
+    /// The service port.
+    pub service: ServicePortName,
+    /// What is not as it should be, and what is done instead.
+    pub what: String,
 }
 
 /// The side of a plane that is on the links. The kernel may take long over a link and holds up
@@ -47,6 +117,24 @@ pub trait LinkPlane {
     /// Whether a link is another to it when only its bridge is another.
     fn minds_bridges(&self) -> bool {
         false
+    }
+}
+
+impl<P: LinkPlane + ?Sized> LinkPlane for Box<P> {
+    fn link(&mut self, event: &LinkEvent, pace: Pace) -> Result<LinkState, PlaneError> {
+        (**self).link(event, pace)
+    }
+
+    fn stop_waiting(&mut self) {
+        (**self).stop_waiting();
+    }
+
+    fn look(&mut self, link: &Link) -> bool {
+        (**self).look(link)
+    }
+
+    fn minds_bridges(&self) -> bool {
+        (**self).minds_bridges()
     }
 }
 
@@ -124,35 +212,5 @@ impl PlaneError {
             what: what.into(),
             source: source.into(),
         }
-    }
-}
-
-/// What a plane does otherwise than a service port asks. `docs/semantics.md` has a row for each.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Limit {
-    /// A client is remembered by the address that it dialled, not by the service port.
-    AffinityByFrontend,
-    /// Pods and processes of this node that dial a frontend whose traffic policy does not bind them are kept
-    /// to an endpoint by a hash of their address, as long as the endpoints stay the same.
-    AffinityByHash,
-    /// NodePorts are not served on loopback addresses.
-    LoopbackNodePort,
-}
-
-impl Limit {
-    /// Its name in `docs/semantics.md`.
-    #[must_use]
-    pub const fn id(self) -> &'static str {
-        match self {
-            Self::AffinityByFrontend => "affinity-by-frontend",
-            Self::AffinityByHash => "affinity-by-hash",
-            Self::LoopbackNodePort => "no-loopback-node-port",
-        }
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.id())
     }
 }

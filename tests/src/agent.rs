@@ -14,7 +14,8 @@ use crate::network::Node;
 use crate::owner::Folder;
 use crate::place::program;
 use crate::source::Source;
-use crate::{plane, process};
+use crate::plane::{self, Plane};
+use crate::process;
 
 /// How long it may take to load its programs and to program what it has read. Two cores may be building and testing.
 const READY: Duration = Duration::from_secs(60);
@@ -260,17 +261,23 @@ fn launched(command: Command, launcher: &[OsString]) -> Command {
     };
     let mut launched = Command::new(program);
     launched.args(args).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            launched.env(name, value);
+        }
+    }
     launched
 }
 
 /// The command `lb-agent VERB` with what every verb needs to know of the node, and with its plane unless that is said.
 fn on_node(node: &Node, verb: &str, is_plane_said: bool) -> Result<Command> {
     let mut command = Command::new(binary()?);
-    command
-        .arg(verb)
-        .arg("--bpffs")
-        .arg(node.bpffs().path())
-        .args(plane::agent_args(node.run_dir(), is_plane_said));
+    command.arg(verb).arg("--bpffs").arg(node.bpffs().path());
+    // In the environment, since not every verb has use for it.
+    command.env("LB_AGENT_RUN_DIR", node.run_dir());
+    if verb == "run" && !is_plane_said {
+        command.arg("--plane").arg(Plane::under_test().word());
+    }
     Ok(command)
 }
 

@@ -6,7 +6,6 @@
 
 pub mod differences;
 
-use std::ffi::OsString;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -89,20 +88,6 @@ pub fn lacks_ipvs() -> bool {
         skip("this kernel has no IPVS");
     }
     !is_there
-}
-
-/// What `lb-agent` is told of its plane, and where it keeps what is its own beside the plane.
-pub(crate) fn agent_args(run_dir: &Path, is_plane_said: bool) -> Vec<OsString> {
-    match Plane::under_test() {
-        Plane::Ebpf => Vec::new(),
-        Plane::Ipvs => {
-            let mut args = vec!["--run-dir".into(), run_dir.into()];
-            if !is_plane_said {
-                args.extend(["--plane", Plane::Ipvs.word()].map(OsString::from));
-            }
-            args
-        }
-    }
 }
 
 #[cfg(test)]

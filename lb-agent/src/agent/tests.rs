@@ -75,6 +75,10 @@ impl Plane for FakePlane {
     }
 
     fn tick(&mut self) {}
+
+    fn frontends(&self) -> usize {
+        0
+    }
 }
 
 fn refusal(protocol: Protocol) -> PlaneError {

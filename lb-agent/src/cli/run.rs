@@ -29,7 +29,12 @@ use crate::{
     },
     model::Event,
     objects::{self, Batch, folder, kube},
-    plane::ebpf::{EbpfOptions, EbpfPlane, PodSockets},
+    plane::{
+        choice::{self, PlaneOptions, Started},
+        ebpf::{EbpfOptions, PodSockets},
+        ipvs::IpvsOptions,
+    },
+    run_dir::RunDir,
 };
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -102,14 +107,21 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         let (addresses, _) = addresses::watch();
         tokio::spawn(tell_addresses(addresses, sender));
     }
-    let (plane, link_hooks) = EbpfPlane::start(plane_options(&config)?).context("the BPF data path")?;
-    tracing::info!(node = config.node_name, source, "started");
+    let _run_dir = RunDir::take(&config.run_dir)?;
+    let Started { plane, links, choice } = choice::start(config.plane, &plane_options(&config)?)?;
+    tracing::info!(
+        node = config.node_name,
+        source,
+        plane = choice.plane.word(),
+        reason = %choice.reason,
+        "started"
+    );
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
     let (notices, _watch) = links::watch(rules, known_addresses);
     let (is_filled, filled) = watch::channel(false);
-    let served_links = agent::links::start(link_hooks, notices, filled).context("no thread for links")?;
+    let served_links = agent::links::start(links, notices, filled).context("no thread for links")?;
     tokio::spawn(check_return_paths(
         served_families.clone(),
         served_links.paths,
@@ -143,24 +155,31 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn plane_options(config: &Config) -> anyhow::Result<EbpfOptions> {
+/// How the planes are to run.
+fn plane_options(config: &Config) -> anyhow::Result<PlaneOptions> {
     let cgroup = match (config.socket_lb, &config.cgroup) {
         (SocketLb::Off, _) => None,
         (SocketLb::Host | SocketLb::All, Some(cgroup)) => Some(cgroup.clone()),
-        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root()?),
+        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root().context("where cgroups are mounted")?),
     };
     let pod_sockets = match (config.socket_lb, &config.pod_links) {
         (SocketLb::Off | SocketLb::Host, _) => PodSockets::Left,
         (SocketLb::All, PodLinks::ByKind) if config.link_rules.is_empty() => PodSockets::TranslatedAsNear,
         (SocketLb::All, _) => PodSockets::Translated,
     };
-    Ok(EbpfOptions {
-        bpffs: config.bpffs.clone(),
-        cgroup,
-        pod_sockets,
-        masquerade_mark: config.masquerade_mark,
-        sizes: config.sizes,
-        force_clsact: false,
+    Ok(PlaneOptions {
+        ebpf: EbpfOptions {
+            bpffs: config.bpffs.clone(),
+            cgroup,
+            pod_sockets,
+            masquerade_mark: config.masquerade_mark,
+            sizes: config.sizes,
+            force_clsact: false,
+        },
+        ipvs: IpvsOptions {
+            run_dir: config.run_dir.clone(),
+            masquerade_mark: config.masquerade_mark,
+        },
     })
 }
 

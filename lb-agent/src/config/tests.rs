@@ -120,6 +120,33 @@ fn health_is_told_at_an_address_with_or_without_port_or_nowhere() {
 }
 
 #[test]
+fn metrics_are_told_to_the_node_itself_unless_another_address_is_given() {
+    let told_at = |flag: &[&str]| {
+        let address = Config::new(flags(flag).unwrap()).unwrap().metrics_address;
+        address.map(|address| address.to_string())
+    };
+    assert_eq!(told_at(&[]).as_deref(), Some("127.0.0.1:10249"));
+    assert_eq!(
+        told_at(&["--metrics-bind-address=::"]).as_deref(),
+        Some("[::]:10249")
+    );
+    assert_eq!(told_at(&["--metrics-address=10.0.0.1:1"]).as_deref(), Some("10.0.0.1:1"));
+    assert_eq!(told_at(&["--metrics-bind-address="]), None);
+}
+
+#[test]
+fn a_plane_is_a_word_wherever_it_is_given() {
+    let wanted = |settings: Settings| Config::new(settings).unwrap().plane;
+    assert_eq!(wanted(Settings::default()), Wanted::Auto);
+    for (word, expected) in [("auto", Wanted::Auto), ("ebpf", Wanted::Ebpf), ("ipvs", Wanted::Ipvs)] {
+        assert_eq!(wanted(flags(&["--plane", word]).unwrap()), expected);
+        assert_eq!(wanted(Settings::parse(&format!("plane: {word}")).unwrap()), expected);
+    }
+    let error = flags(&["--plane", "iptables"]).unwrap_err().to_string();
+    assert!(error.contains("iptables") && error.contains("auto, ebpf, ipvs"), "{error}");
+}
+
+#[test]
 fn a_switch_may_be_turned_off_again() {
     let file = || Settings::parse("setSysctls: true").unwrap();
     assert_eq!(flags(&["--set-sysctls"]).unwrap().set_sysctls, Some(true));

@@ -2,25 +2,14 @@
 
 use std::{ffi::OsString, fs, io, os::unix::ffi::OsStringExt as _, path::PathBuf};
 
-/// Why there is no cgroup v2 to attach to.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// None is mounted.
-    #[error(
-        "no cgroup v2 is mounted, at which sockets of the host are translated: \
-         `mount -t cgroup2 cgroup2 DIR`, or go without by `--socket-lb off`"
-    )]
-    NotMounted,
-    /// The mounts cannot be read.
-    #[error("cannot read {MOUNTS}: {0}")]
-    Mounts(#[from] io::Error),
-}
-
+/// Where systemd mounts it.
+const USUAL: &str = "/sys/fs/cgroup";
 const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// Where cgroup v2 is mounted: `/sys/fs/cgroup`, or beside version 1 in `/sys/fs/cgroup/unified`.
-pub fn root() -> Result<PathBuf, CgroupError> {
-    find(&fs::read(MOUNTS)?).ok_or(CgroupError::NotMounted)
+/// Where cgroup v2 is mounted: `/sys/fs/cgroup`, or beside version 1 in `/sys/fs/cgroup/unified`. Where it is not,
+/// where it should be.
+pub fn root() -> io::Result<PathBuf> {
+    Ok(find(&fs::read(MOUNTS)?).unwrap_or_else(|| USUAL.into()))
 }
 
 /// The mount point of the first cgroup2 in a mountinfo, see proc_pid_mountinfo(5). A mount of a part

@@ -5,9 +5,10 @@ use std::{
     fs::{self, File},
     io,
     os::unix::fs::MetadataExt as _,
+    panic, thread,
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 
 /// A network namespace.
 #[derive(Debug)]
@@ -67,11 +68,41 @@ impl Netns {
     }
 }
 
+/// Does something in a new network namespace, on a thread of its own. The namespace goes when nothing that was made
+/// there is held any more. Needs `CAP_SYS_ADMIN`.
+pub fn in_new<T: Send>(action: impl FnOnce() -> T + Send) -> io::Result<T> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("new-netns".to_owned());
+        let thread = thread.spawn_scoped(scope, || {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            Ok(action())
+        })?;
+        thread.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+
+    #[test]
+    fn a_new_namespace_has_its_own_thread_and_one_link() {
+        let own = Netns::current().unwrap().inode;
+        let (new, links) = in_new(|| {
+            let links: Vec<u32> = nix::net::if_::if_nameindex()
+                .unwrap()
+                .iter()
+                .map(|link| link.index())
+                .collect();
+            (Netns::current().unwrap().inode, links)
+        })
+        .unwrap();
+        assert_ne!(new, own);
+        assert_eq!(links, [1]);
+        assert_eq!(Netns::current().unwrap().inode, own);
+    }
 
     #[test]
     fn each_namespace_is_found_once_and_the_own_one_is_no_other() {

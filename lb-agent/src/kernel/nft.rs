@@ -51,6 +51,11 @@ pub enum NftError {
     },
 }
 
+/// Asks the kernel whether it would take the rules for `mark`. Changes nothing.
+pub fn check(mark: u32) -> Result<(), NftError> {
+    run("the masquerade rules", &["--check"], &rules(mark))
+}
+
 /// Puts the rules for `mark` in place of whatever the table holds, and sees to it that they stay, from a
 /// thread that ends with the process.
 pub fn keep(mark: u32) -> Result<(), NftError> {
@@ -74,7 +79,7 @@ pub fn remove() -> Result<bool, NftError> {
     match list() {
         Ok(None) | Err(NftError::Missing) => Ok(false),
         Ok(Some(_)) => {
-            run("the removal of our table", &format!("delete table {TABLE}\n"))?;
+            run("the removal of our table", &[], &format!("delete table {TABLE}\n"))?;
             Ok(true)
         }
         Err(error) => Err(error),
@@ -83,7 +88,7 @@ pub fn remove() -> Result<bool, NftError> {
 
 /// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
 fn apply(mark: u32) -> Result<Option<String>, NftError> {
-    run("the masquerade rules", &rules(mark))?;
+    run("the masquerade rules", &[], &rules(mark))?;
     list()
 }
 
@@ -150,8 +155,9 @@ fn rules(mark: u32) -> String {
     )
 }
 
-fn run(what: &'static str, transaction: &str) -> Result<(), NftError> {
+fn run(what: &'static str, options: &[&str], transaction: &str) -> Result<(), NftError> {
     let mut child = Command::new(PROGRAM)
+        .args(options)
         .args(["-f", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -13,6 +13,7 @@
 //! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
+//! trial     whether the kernel lets them be attached, on hooks of our own; probe: what else a node needs
 //! lock      one agent at a time, one monitor at a time
 //! ```
 
@@ -29,11 +30,12 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 use lb_common::{config, maps};
+use tracing::debug;
 
 use crate::{
     desired::{Change, State},
     kernel::nft,
-    plane::{Outcome, Plane},
+    plane::{Outcome, Plane, probe::Found},
 };
 
 mod addresses;
@@ -58,22 +60,26 @@ mod pins;
 mod plan;
 mod port;
 mod prefix;
+mod probe;
 mod ranges;
 mod services;
 mod sys;
 mod table;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 pub use cleanup::cleanup;
 pub use events::{Events, counters};
-pub use inspect::{Shown, inspect};
+pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
+pub use pins::has_maps;
+pub use probe::probe;
 
 use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};
 use lock::Lock;
-use object::Globals;
+use object::{Globals, Loaded};
 use opt_out::OptOut;
 use pins::Pins;
 use services::Services;
@@ -163,6 +169,19 @@ impl Default for MapSizes {
 }
 
 impl MapSizes {
+    /// All of one size.
+    const fn of(rows: u32) -> Self {
+        Self {
+            services: rows,
+            slots: rows,
+            backends: rows,
+            flows: rows,
+            sockets: rows,
+            affinity: rows,
+            source_ranges: rows,
+        }
+    }
+
     const fn by_name(&self) -> [(&'static str, u32); 8] {
         [
             (maps::SERVICES, self.services),
@@ -207,23 +226,26 @@ impl EbpfPlane {
         let netns_cookie = match &options.cgroup {
             Some(cgroup) => {
                 check_cgroup(cgroup)?;
-                Some(netns_cookie().context(
-                    "cannot tell this network namespace from others: kernel 5.14 can, and any where it is the host's; \
-                     `--socket-lb off` goes without",
-                )?)
+                Some(netns_cookie()?)
             }
             None => None,
         };
         let lock = Arc::new(pins.lock()?);
-        // What can fail for want of a program comes before the first pin.
-        nft::keep(options.masquerade_mark)?;
-        pins.create()?;
+        nft::check(options.masquerade_mark)?;
         let globals = Globals {
             netns_cookie,
             pod_sockets: options.pod_sockets,
             masquerade_mark: options.masquerade_mark,
         };
-        let loaded = object::load(&pins, &options.sizes, globals)?;
+        let loaded = match load(&pins, &options, globals) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                pins.discard_unfilled();
+                return Err(error);
+            }
+        };
+        // From here on something is there that works without the agent.
+        nft::keep(options.masquerade_mark)?;
         let services = Services::open(loaded.tables).context("cannot read the maps")?;
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
@@ -326,14 +348,39 @@ impl Plane for EbpfPlane {
             self.end_sockets();
         }
     }
+
+    fn frontends(&self) -> usize {
+        self.services.frontends()
+    }
+}
+
+/// Loads programs and tries whether they can be attached.
+fn load(pins: &Pins, options: &EbpfOptions, globals: Globals) -> anyhow::Result<Loaded> {
+    pins.create()?;
+    let loaded = object::load(pins, &options.sizes, globals)?;
+    tell_trial(&trial::links(&loaded.programs)?);
+    if let Some(cgroup) = &options.cgroup {
+        tell_trial(&trial::sockets(&loaded.programs, cgroup)?);
+    }
+    Ok(loaded)
+}
+
+fn tell_trial(found: &Found) {
+    if let Found::Untried { why } = found {
+        debug!("not tried before the programs are attached: {why}");
+    }
 }
 
 fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {
     use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
-    let advice = "sockets of the host are translated at a cgroup v2; `--socket-lb off` goes without";
-    let found = statfs(cgroup).with_context(|| format!("no cgroup at {}: {advice}", cgroup.display()))?;
+    let at = cgroup.display();
+    let advice = format!(
+        "sockets of the host are translated at a cgroup v2: `mount -t cgroup2 cgroup2 {at}`, or go without by \
+         `--socket-lb off`"
+    );
+    let found = statfs(cgroup).with_context(|| format!("no cgroup at {at}: {advice}"))?;
     if found.filesystem_type() != CGROUP2_SUPER_MAGIC {
-        bail!("{} is no cgroup v2: {advice}", cgroup.display());
+        bail!("{at} is no cgroup v2: {advice}");
     }
     Ok(())
 }
@@ -341,8 +388,15 @@ fn check_cgroup(cgroup: &Path) -> anyhow::Result<()> {
 /// What kernels have of their own sysctls and not of each network namespace: the initial one alone shows it.
 const ONLY_IN_INITIAL_NETNS: &str = "/proc/sys/net/core/netdev_max_backlog";
 
-/// The kernel's name for the network namespace of this thread.
+/// The kernel's number for the network namespace of this thread.
 fn netns_cookie() -> anyhow::Result<u64> {
+    ask_netns_cookie().context(
+        "cannot tell this network namespace from others: kernel 5.14 can, and any where it is the host's; \
+         `--socket-lb off` goes without",
+    )
+}
+
+fn ask_netns_cookie() -> anyhow::Result<u64> {
     // Any socket knows the namespace it was made in, and this kind needs no link to be up.
     let socket = UnixDatagram::unbound()?;
     let mut cookie = 0_u64;

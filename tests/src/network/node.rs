@@ -139,6 +139,12 @@ impl Node {
         &self.cgroup
     }
 
+    /// The folder of its agent's own files.
+    #[must_use]
+    pub fn run_dir(&self) -> &Path {
+        self.run_dir.path()
+    }
+
     /// The BPF file system of its agent.
     #[must_use]
     pub fn bpffs(&self) -> &Bpffs {

@@ -81,6 +81,7 @@ fn good_args(world: &World) -> Vec<(&'static str, OsString)> {
     vec![
         ("--source", folder.into()),
         ("--node-name", node.name().into()),
+        ("--run-dir", node.run_dir().into()),
         ("--bpffs", node.bpffs().path().into()),
         ("--cgroup", node.cgroup().path().into()),
     ]

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt, io,
+    io,
     net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     path::Path,
@@ -26,31 +26,18 @@ use super::{
     prefix::network,
     table::{self, Tables},
 };
-use crate::desired::{
-    AllowedSources, Protocol,
-    text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
+use crate::{
+    desired::{
+        AllowedSources, Protocol,
+        text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
+    },
+    plane::shown::Shown,
 };
 
 /// How often maps are read that seem to be wrong: an agent may be changing them meanwhile.
 const ATTEMPTS: usize = 3;
 /// Longer than a change takes.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// A line, and what is wrong with the rows that it was read from.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Shown {
-    /// What the rows say.
-    pub line: Line,
-    /// Where they lead astray.
-    pub errors: BTreeSet<String>,
-}
-
-impl fmt::Display for Shown {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.line.fmt(f)?;
-        self.errors.iter().try_for_each(|error| write!(f, " error=\"{error}\""))
-    }
-}
 
 /// Reads the maps that an agent has pinned under a bpf filesystem, whether it runs or not. Changes
 /// nothing and waits for nobody.

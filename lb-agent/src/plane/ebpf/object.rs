@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, anyhow, bail};
@@ -116,6 +116,11 @@ impl Program {
 pub(super) struct Programs(BTreeMap<&'static str, Program>);
 
 impl Programs {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// One that was asked for when loading.
     pub(super) fn get(&self, name: &str) -> io::Result<&Program> {
         self.0
@@ -142,9 +147,25 @@ pub(super) struct Loaded {
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
     let adopted = can_adopt(&pins.maps(), sizes)?;
     let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
-    let cookie = globals.netns_cookie.unwrap_or(config::INITIAL_NETNS);
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
+    let programs = load_object(&paths, sizes, globals)?;
+    Ok(Loaded {
+        programs,
+        tables: tables(&folder)?,
+        opted_out: table(&folder, maps::OPTED_OUT)?,
+        socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
+        adopted,
+    })
+}
 
+/// Loads the programs on maps that go with them.
+pub(super) fn load_unpinned(sizes: &MapSizes, globals: Globals) -> anyhow::Result<Programs> {
+    load_object(&[], sizes, globals)
+}
+
+/// Loads the programs, on maps that are pinned at these paths or are to be.
+fn load_object(paths: &[(&str, PathBuf)], sizes: &MapSizes, globals: Globals) -> anyhow::Result<Programs> {
+    let cookie = globals.netns_cookie.unwrap_or(config::INITIAL_NETNS);
     let mut loader = EbpfLoader::new();
     // Our programs read no structs of the kernel, so they need nothing of its type information.
     loader.btf(None);
@@ -158,7 +179,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     for (name, size) in sizes.by_name() {
         loader.map_max_entries(name, size);
     }
-    for (name, path) in &paths {
+    for (name, path) in paths {
         loader.map_pin_path(name, path.as_path());
     }
     let mut ebpf = loader.load(OBJECT).context("the kernel does not take the maps")?;
@@ -176,13 +197,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         debug!(name, id = program.id, "program loaded");
         programs.insert(name, program);
     }
-    Ok(Loaded {
-        programs: Programs(programs),
-        tables: tables(&folder)?,
-        opted_out: table(&folder, maps::OPTED_OUT)?,
-        socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
-        adopted,
-    })
+    Ok(Programs(programs))
 }
 
 /// Whether a refused call can fail with ECONNREFUSED (kernel 5.18). Without it, it fails with EPERM.

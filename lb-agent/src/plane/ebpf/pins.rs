@@ -114,6 +114,17 @@ impl Pins {
         fs::rename(self.unfilled_maps(), self.maps())
     }
 
+    /// Takes back what [`Self::create`] and the loading of the object have made, if no agent before left anything
+    /// beside it.
+    pub(super) fn discard_unfilled(&self) {
+        let version = self.root.join(&self.version);
+        // A folder with something in it stays.
+        let _ = fs::remove_dir_all(self.unfilled_maps());
+        for folder in [&self.links(), &version, &self.root] {
+            let _ = fs::remove_dir(folder);
+        }
+    }
+
     fn links(&self) -> PathBuf {
         self.root.join(&self.version).join("links")
     }
@@ -187,6 +198,11 @@ pub(super) fn maps_to_read(bpffs: &Path) -> anyhow::Result<PathBuf> {
         folder.display(),
         others.join(", ")
     );
+}
+
+/// Whether an agent with this layout of the maps has filled any under `bpffs`.
+pub fn has_maps(bpffs: &Path) -> bool {
+    Pins::new(bpffs).is_ok_and(|pins| pins.maps().exists())
 }
 
 /// Makes a folder and those above it, for root only.
@@ -271,6 +287,25 @@ mod tests {
             assert_eq!(fs::read_to_string(pins.maps().join("MAP")).unwrap(), content);
             assert!(!pins.unfilled_maps().exists());
         }
+    }
+
+    #[test]
+    fn what_was_never_filled_is_taken_back_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins {
+            root: folder.path().join("lb-agent"),
+            version: "v1".to_owned(),
+        };
+        pins.create().unwrap();
+        fs::write(pins.unfilled_maps().join("MAP"), "never filled").unwrap();
+        pins.discard_unfilled();
+        assert_eq!(names(folder.path()).unwrap(), [""; 0]);
+
+        pins.create().unwrap();
+        pins.maps_are_filled().unwrap();
+        pins.create().unwrap();
+        pins.discard_unfilled();
+        assert!(pins.maps().exists() && !pins.unfilled_maps().exists());
     }
 
     #[test]

@@ -179,6 +179,11 @@ impl Services {
         outcome.addresses = addresses.and(networks).err();
     }
 
+    /// How many rows of frontends there are.
+    pub(super) fn frontends(&self) -> usize {
+        self.rows.len()
+    }
+
     /// A second has gone by.
     pub(super) fn tick(&mut self) {
         self.slots.tick();
