@@ -25,7 +25,7 @@ use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use serde::Deserialize;
 
 use crate::{
-    kernel::links::PodLinks,
+    kernel::{ipvs::Scheduler, links::PodLinks},
     model::{NodePortAddress, Rules},
     plane::{choice::Wanted, ebpf::MapSizes},
 };
@@ -162,6 +162,35 @@ pub struct Settings {
     /// How the names of pods' links begin, for the mode InterfaceNamePrefix
     #[arg(long, value_name = "PREFIX", env = "LB_AGENT_POD_INTERFACE_NAME_PREFIX")]
     pub pod_interface_name_prefix: Option<String>,
+
+    /// With the plane ipvs: how IPVS chooses among endpoints: rr, wrr, lc, wlc, sh, dh, sed, nq or mh
+    /// [default: rr]
+    #[arg(long, value_name = "NAME", env = "LB_AGENT_IPVS_SCHEDULER")]
+    pub ipvs_scheduler: Option<Scheduler>,
+
+    /// With the plane ipvs: say nothing by ARP of the addresses of services, which others in the
+    /// network tell of, such as MetalLB [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_IPVS_STRICT_ARP",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub ipvs_strict_arp: Option<bool>,
+
+    /// With the plane ipvs: make the virtual services and addresses of a kube-proxy in IPVS mode ours,
+    /// which must not run any more [default: false]
+    #[arg(
+        long,
+        value_name = "BOOL",
+        env = "LB_AGENT_IPVS_TAKE_OVER",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub ipvs_take_over: Option<bool>,
 
     /// Set the sysctls that are not as they must be, instead of only naming them [default: false]
     #[arg(
@@ -337,6 +366,9 @@ impl Settings {
             cluster_cidr: either(self.cluster_cidr, others.cluster_cidr),
             pod_bridge_interface: self.pod_bridge_interface.or(others.pod_bridge_interface),
             pod_interface_name_prefix: self.pod_interface_name_prefix.or(others.pod_interface_name_prefix),
+            ipvs_scheduler: self.ipvs_scheduler.or(others.ipvs_scheduler),
+            ipvs_strict_arp: self.ipvs_strict_arp.or(others.ipvs_strict_arp),
+            ipvs_take_over: self.ipvs_take_over.or(others.ipvs_take_over),
             set_sysctls: self.set_sysctls.or(others.set_sysctls),
             healthz_bind_address: self.healthz_bind_address.or(others.healthz_bind_address),
             metrics_bind_address: self.metrics_bind_address.or(others.metrics_bind_address),
@@ -370,6 +402,17 @@ pub enum Source {
     },
 }
 
+/// What is said of the plane ipvs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpvsSettings {
+    /// How IPVS chooses among endpoints.
+    pub scheduler: Scheduler,
+    /// Whether ARP says nothing of addresses of services.
+    pub strict_arp: bool,
+    /// Whether what a kube-proxy left becomes ours.
+    pub take_over: bool,
+}
+
 /// All that the agent needs to know to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
@@ -397,6 +440,8 @@ pub struct Config {
     pub pod_links: PodLinks,
     /// What holds for every Service.
     pub rules: Rules,
+    /// For the plane ipvs.
+    pub ipvs: IpvsSettings,
     /// Whether to set sysctls.
     pub set_sysctls: bool,
     /// Where `/healthz` and `/livez` are answered, if they are.
@@ -481,6 +526,11 @@ impl Config {
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
             pod_links,
             rules,
+            ipvs: IpvsSettings {
+                scheduler: settings.ipvs_scheduler.unwrap_or(Scheduler::RoundRobin),
+                strict_arp: settings.ipvs_strict_arp.unwrap_or(false),
+                take_over: settings.ipvs_take_over.unwrap_or(false),
+            },
             set_sysctls: settings.set_sysctls.unwrap_or(false),
             healthz_address: settings
                 .healthz_bind_address

@@ -177,6 +177,9 @@ fn plane_options(config: &Config) -> anyhow::Result<PlaneOptions> {
             force_clsact: false,
         },
         ipvs: IpvsOptions {
+            scheduler: config.ipvs.scheduler,
+            strict_arp: config.ipvs.strict_arp,
+            take_over: config.ipvs.take_over,
             run_dir: config.run_dir.clone(),
             masquerade_mark: config.masquerade_mark,
         },

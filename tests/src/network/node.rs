@@ -151,12 +151,6 @@ impl Node {
         &self.bpffs
     }
 
-    /// The folder of its agent's own files, which on a plain node is in `/run`.
-    #[must_use]
-    pub fn run_dir(&self) -> &Path {
-        self.run_dir.path()
-    }
-
     /// Its link to the switch.
     #[must_use]
     pub fn uplink(&self) -> &Link {
