@@ -6,6 +6,7 @@ use crate::{
 };
 
 pub mod ebpf;
+pub mod ipvs;
 
 /// A plane takes the change of the desired state and makes it true in the kernel. It knows nothing
 /// of Kubernetes objects. What it programmed goes on working when the agent is gone.

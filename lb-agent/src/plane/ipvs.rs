@@ -1,0 +1,3 @@
+//! The plane of nodes without BPF: the kernel's IPVS.
+
+pub mod rules;
