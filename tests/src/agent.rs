@@ -13,9 +13,9 @@ use crate::interrupt::{Interrupted, eventually};
 use crate::network::Node;
 use crate::owner::Folder;
 use crate::place::program;
-use crate::source::Source;
 use crate::plane::{self, Plane};
 use crate::process;
+use crate::source::Source;
 
 /// How long it may take to load its programs and to program what it has read. Two cores may be building and testing.
 const READY: Duration = Duration::from_secs(60);

@@ -11,49 +11,27 @@
 //! leaves the bit set; the program on the outgoing link clears it, since a tunnel would copy it to the
 //! packet that it wraps around this one.
 
-use std::{
-    io::{self, Write as _},
-    process::{Command, Output, Stdio},
-    thread,
-    time::Duration,
-};
+pub mod program;
 
-use lb_common::config::{FIRST_SNAT_PORT, LAST_SNAT_PORT};
+use std::{thread, time::Duration};
+
 use tracing::warn;
+
+pub use program::NftError;
+use program::{Detail, list, masquerade};
+
+use crate::desired::Family;
 
 /// Family and name of the table.
 pub const TABLE: &str = "inet lb-agent";
 
-const PROGRAM: &str = "nft";
 /// How often the table is looked at. `systemctl reload nftables` takes all tables away, and nothing but
 /// clients without answer would tell of it.
-const CHECK: Duration = Duration::from_secs(30);
-
-/// Why the rules are not in place.
-#[derive(Debug, thiserror::Error)]
-pub enum NftError {
-    /// There is no program.
-    #[error(
-        "the program `nft` is needed to masquerade clients of services: install nftables, or give \
-         its folder in PATH"
-    )]
-    Missing,
-    /// It cannot be run.
-    #[error("cannot run `nft`: {0}")]
-    Run(#[from] io::Error),
-    /// It says no.
-    #[error("nft refuses {what}: {answer}")]
-    Refused {
-        /// What it was given.
-        what: &'static str,
-        /// What it wrote.
-        answer: String,
-    },
-}
+pub(crate) const CHECK: Duration = Duration::from_secs(30);
 
 /// Asks the kernel whether it would take the rules for `mark`. Changes nothing.
 pub fn check(mark: u32) -> Result<(), NftError> {
-    run("the masquerade rules", &["--check"], &rules(mark))
+    program::check("the masquerade rules", &rules(mark))
 }
 
 /// Puts the rules for `mark` in place of whatever the table holds, and sees to it that they stay, from a
@@ -76,25 +54,18 @@ pub fn keep(mark: u32) -> Result<(), NftError> {
 
 /// Removes the table; says whether there was one. Without the program there cannot be one of ours.
 pub fn remove() -> Result<bool, NftError> {
-    match list() {
-        Ok(None) | Err(NftError::Missing) => Ok(false),
-        Ok(Some(_)) => {
-            run("the removal of our table", &[], &format!("delete table {TABLE}\n"))?;
-            Ok(true)
-        }
-        Err(error) => Err(error),
-    }
+    program::remove(TABLE)
 }
 
 /// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
 fn apply(mark: u32) -> Result<Option<String>, NftError> {
-    run("the masquerade rules", &[], &rules(mark))?;
-    list()
+    program::run("the masquerade rules", &rules(mark))?;
+    list(TABLE, Detail::Everything)
 }
 
 /// Puts the rules back where somebody took them away.
 fn restore(mark: u32, applied: &mut Option<String>) -> Result<(), NftError> {
-    let Some(what) = damage(applied.as_deref(), list()?.as_deref()) else {
+    let Some(what) = program::damage(applied.as_deref(), list(TABLE, Detail::Everything)?.as_deref()) else {
         return Ok(());
     };
     *applied = apply(mark)?;
@@ -102,45 +73,10 @@ fn restore(mark: u32, applied: &mut Option<String>) -> Result<(), NftError> {
     Ok(())
 }
 
-/// What somebody has done to the table that was applied, if anything.
-fn damage(applied: Option<&str>, found: Option<&str>) -> Option<&'static str> {
-    match found {
-        None => Some("removed"),
-        found if found != applied => Some("changed"),
-        _ => None,
-    }
-}
-
-/// The table, if there is one.
-fn list() -> Result<Option<String>, NftError> {
-    let output = Command::new(PROGRAM)
-        .args(["list", "table"])
-        .args(TABLE.split(' '))
-        .stdin(Stdio::null())
-        .output()
-        .map_err(not_run)?;
-    if output.status.success() {
-        return Ok(Some(String::from_utf8_lossy(&output.stdout).into_owned()));
-    }
-    let answer = answer(&output);
-    if answer.contains("No such file or directory") {
-        return Ok(None);
-    }
-    Err(NftError::Refused {
-        what: "to list our table",
-        answer,
-    })
-}
-
 /// The transaction. The table is declared before it is deleted, so that the deletion finds one.
 fn rules(mark: u32) -> String {
-    let rule = |family| {
-        format!(
-            "        meta nfproto {family} meta l4proto {{ tcp, udp, sctp }} \
-             meta mark & {mark:#x} == {mark:#x} \
-             masquerade to :{FIRST_SNAT_PORT}-{LAST_SNAT_PORT} fully-random\n"
-        )
-    };
+    let condition = format!("meta mark & {mark:#x} == {mark:#x} ");
+    let rule = |family| format!("        {}\n", masquerade(family, &condition));
     format!(
         "table {TABLE} {{}}\n\
          delete table {TABLE}\n\
@@ -150,70 +86,14 @@ fn rules(mark: u32) -> String {
                  {}{}    \
              }}\n\
          }}\n",
-        rule("ipv4"),
-        rule("ipv6"),
+        rule(Family::V4),
+        rule(Family::V6),
     )
-}
-
-fn run(what: &'static str, options: &[&str], transaction: &str) -> Result<(), NftError> {
-    let mut child = Command::new(PROGRAM)
-        .args(options)
-        .args(["-f", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(not_run)?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // It may end without reading all; what it says then is of more use than the broken pipe.
-        match stdin.write_all(transaction.as_bytes()) {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => return Err(error.into()),
-            _ => {}
-        }
-    }
-    let output = child.wait_with_output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(NftError::Refused {
-        what,
-        answer: answer(&output),
-    })
-}
-
-fn not_run(error: io::Error) -> NftError {
-    match error.kind() {
-        io::ErrorKind::NotFound => NftError::Missing,
-        _ => NftError::Run(error),
-    }
-}
-
-/// What the program wrote, in one line.
-fn answer(output: &Output) -> String {
-    let text = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if lines.is_empty() {
-        return output.status.to_string();
-    }
-    lines.join(" ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_table_that_is_not_as_it_was_is_damaged() {
-        let applied = "table inet lb-agent {\n\tchain postrouting {\n\t}\n}\n";
-        assert_eq!(damage(Some(applied), Some(applied)), None);
-        assert_eq!(damage(Some(applied), None), Some("removed"));
-        assert_eq!(
-            damage(Some(applied), Some("table inet lb-agent {\n}\n")),
-            Some("changed")
-        );
-        // It went between the transaction and the look at it.
-        assert_eq!(damage(None, None), Some("removed"));
-    }
 
     #[test]
     fn the_transaction_replaces_the_table() {

@@ -1,0 +1,76 @@
+//! What the node can do for this plane.
+
+use std::net::SocketAddr;
+
+use anyhow::Context as _;
+
+use super::{
+    IpvsOptions,
+    rules::{self, Rules, Table},
+};
+use crate::{
+    desired::Protocol,
+    kernel::{
+        dummy::{self, DummyLink},
+        ipvs::{Command, Destination, Ipvs, Scheduler, ServiceConfig, ServiceKey},
+        netns, sysctls,
+    },
+    plane::probe::{Check, Found},
+};
+
+/// Of documentation (RFC 5737, RFC 3849): they are nobody's, and nobody sends to where they are tried.
+const SERVICES: [&str; 2] = ["192.0.2.1:80", "[2001:db8::1]:80"];
+
+/// Tries all that [`IpvsPlane::start`](super::IpvsPlane::start) does, in a network namespace that is gone again when
+/// this returns. What serves, or runs, is not touched.
+#[must_use]
+pub fn probe(options: &IpvsOptions) -> Vec<Check> {
+    let tried = netns::in_new(|| {
+        vec![
+            Check::of("IPVS", virtual_services(options.scheduler)),
+            Check::of("sysctls of IPVS", settings(options)),
+            Check::of("nftables", table(options.masquerade_mark)),
+            Check::of("dummy link", link()),
+        ]
+    });
+    tried.unwrap_or_else(|error| {
+        let error = anyhow::Error::new(error).context("cannot make a network namespace to try it in (CAP_SYS_ADMIN)");
+        vec![Check::of("IPVS, nftables and a dummy link", Err(error))]
+    })
+}
+
+/// A virtual service of each family.
+fn virtual_services(scheduler: Scheduler) -> anyhow::Result<Found> {
+    let mut ipvs = Ipvs::open()?;
+    for address in SERVICES {
+        let address: SocketAddr = address.parse().context("an address of documentation")?;
+        let protocol = Protocol::Tcp;
+        let key = ServiceKey::Address { protocol, address };
+        let commands = [
+            Command::AddService(key, ServiceConfig::new(scheduler)),
+            Command::AddDestination(key, Destination { address, weight: 1 }),
+        ];
+        for answer in ipvs.send(&commands)? {
+            answer?;
+        }
+    }
+    let version = ipvs.version()?;
+    Ok(Found::good(format!(
+        "version {version}, scheduler {scheduler}, both families"
+    )))
+}
+
+fn settings(options: &IpvsOptions) -> anyhow::Result<Found> {
+    sysctls::check_ipvs(options.strict_arp)?;
+    Ok(Found::good("net.ipv4.vs"))
+}
+
+fn table(masquerade_mark: u32) -> anyhow::Result<Found> {
+    Rules::adopt(masquerade_mark)?.replace(Table::default())?;
+    Ok(Found::good(format!("takes the table {}", rules::TABLE)))
+}
+
+fn link() -> anyhow::Result<Found> {
+    DummyLink::ensure(dummy::NAME)?;
+    Ok(Found::good("the kernel makes one"))
+}
