@@ -12,7 +12,7 @@ use crate::{
     desired::Protocol,
     kernel::{
         dummy::{self, DummyLink},
-        ipvs::{Command, Destination, Ipvs, Scheduler, ServiceConfig, ServiceKey},
+        ipvs::{Command, Ipvs, Scheduler, ServiceConfig, ServiceKey},
         netns, sysctls,
     },
     plane::probe::{Check, Found},
@@ -46,11 +46,8 @@ fn virtual_services(scheduler: Scheduler) -> anyhow::Result<Found> {
         let address: SocketAddr = address.parse().context("an address of documentation")?;
         let protocol = Protocol::Tcp;
         let key = ServiceKey::Address { protocol, address };
-        let commands = [
-            Command::AddService(key, ServiceConfig::new(scheduler)),
-            Command::AddDestination(key, Destination { address, weight: 1 }),
-        ];
-        for answer in ipvs.send(&commands)? {
+        // Without a destination: that takes a route to it, of which a new namespace has none.
+        for answer in ipvs.send(&[Command::AddService(key, ServiceConfig::new(scheduler))])? {
             answer?;
         }
     }
