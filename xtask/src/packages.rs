@@ -30,8 +30,16 @@ pub const IPTABLES: Package = Package {
     why: "kube-proxy's iptables mode",
 };
 
+/// What says in other words than the agent's what the kernel has in IPVS.
+pub const IPVSADM: Package = Package {
+    program: "ipvsadm",
+    package: "ipvsadm",
+    why: "tests of IPVS",
+};
+
 /// What a virtual machine with another kernel needs.
-pub const MACHINE: [Package; 3] = [
+pub const MACHINE: [Package; 4] = [
+    IPVSADM,
     Package {
         program: "qemu-system-x86_64",
         package: "qemu-system-x86",

@@ -11,7 +11,7 @@ use crate::controlplane_build::{self, Component};
 use crate::count::Count;
 use crate::results::Results;
 use crate::vm::{self, Job, Line, Program};
-use crate::{build_ebpf, compatibility, lab, run, setup, workspace};
+use crate::{build_ebpf, compatibility, lab, packages, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 
@@ -102,7 +102,7 @@ fn run_here(args: &Args) -> Result<()> {
         &args.suites
     };
     if suites.iter().any(|suite| *suite != Suite::Unit) {
-        setup::packages(&[])?;
+        setup::packages(&[packages::IPVSADM])?;
     }
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;

@@ -25,7 +25,7 @@ use crate::run::say;
 use crate::{setup, workspace};
 
 /// What the tests and the agent call.
-const CALLED: &[&str] = &["nft", "setpriv", "sh", "tc"];
+const CALLED: &[&str] = &["ipvsadm", "nft", "setpriv", "sh", "tc"];
 /// What those read.
 const READ: &[&str] = &["/etc/protocols", "/etc/services", "/etc/ssl/certs/ca-certificates.crt"];
 /// Folders that programs expect.

@@ -45,6 +45,8 @@ const WANTED: &[&str] = &[
     "ip_vs_sh",
     "ip_vs_mh",
     "ip_vs_dh",
+    "ip_vs_sed",
+    "ip_vs_nq",
 ];
 
 /// Their files, each behind those that it depends on.
