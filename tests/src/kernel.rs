@@ -5,6 +5,7 @@
 use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -27,11 +28,19 @@ pub enum Feature {
     MapMemory,
     /// What a system call that a socket program refuses fails with.
     SetRetval,
+    /// Services of the kernel's own, which are a module that somebody has to load.
+    Ipvs,
 }
 
 impl Feature {
     /// All, newest last.
-    pub const ALL: [Self; 4] = [Self::MapMemory, Self::NetnsCookie, Self::SetRetval, Self::Tcx];
+    pub const ALL: [Self; 5] = [
+        Self::Ipvs,
+        Self::MapMemory,
+        Self::NetnsCookie,
+        Self::SetRetval,
+        Self::Tcx,
+    ];
 
     /// What it is called, and the first kernel that has it.
     #[must_use]
@@ -41,6 +50,7 @@ impl Feature {
             Self::MapMemory => "memory of maps counted by control group (5.11)",
             Self::NetnsCookie => "SO_NETNS_COOKIE (5.14)",
             Self::SetRetval => "bpf_set_retval (5.18)",
+            Self::Ipvs => "IPVS (2.6, with its module)",
         }
     }
 
@@ -58,6 +68,9 @@ impl Feature {
             Self::SetRetval => {
                 "this kernel has no bpf_set_retval (before 5.18): processes of the host are refused with EPERM"
             }
+            Self::Ipvs => {
+                "the kernel has no IPVS: `modprobe ip_vs` loads it where the kernel is built with it (CONFIG_IP_VS)"
+            }
         }
     }
 
@@ -73,6 +86,7 @@ impl Feature {
             }
             Self::SetRetval => is_helper_supported(ProgramType::CgroupSockAddr, bpf_func_id::BPF_FUNC_set_retval)
                 .context("asking for a helper"),
+            Self::Ipvs => Ok(Path::new("/proc/net/ip_vs").exists()),
         }
         .with_context(|| format!("finding out whether there is {}", self.name()))
     }

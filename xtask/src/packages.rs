@@ -38,7 +38,8 @@ pub const IPVSADM: Package = Package {
 };
 
 /// What a virtual machine with another kernel needs.
-pub const MACHINE: [Package; 3] = [
+pub const MACHINE: [Package; 4] = [
+    IPVSADM,
     Package {
         program: "qemu-system-x86_64",
         package: "qemu-system-x86",

@@ -12,7 +12,7 @@ use crate::count::Count;
 use crate::plane::Plane;
 use crate::results::Results;
 use crate::vm::{self, Job, Line, Memory, Program};
-use crate::{build_ebpf, compatibility, lab, run, setup, workspace};
+use crate::{build_ebpf, compatibility, lab, packages, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// How parity runs in a guest.
@@ -124,7 +124,7 @@ fn run_here(args: &Args) -> Result<()> {
         bail!("on this machine's kernel it is `cargo xtask parity`; `--kernel` has `test` make it on another");
     }
     if suites.iter().any(|suite| *suite != Suite::Unit) {
-        setup::packages(&[])?;
+        setup::packages(&[packages::IPVSADM])?;
     }
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;

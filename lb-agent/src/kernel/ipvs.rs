@@ -17,6 +17,8 @@ mod global;
 mod scheduler;
 mod service;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod uapi;
 mod wire;
 
@@ -35,8 +37,10 @@ use self::{
     wire::{Attributes, Content, Header},
 };
 
-/// Commands that are sent in one piece. Their answers fit into what the kernel keeps for us.
+/// Commands that are sent in one piece.
 const BATCH: usize = 256;
+/// Bytes of answers that the kernel keeps for us. One to a command counts as less than 2 KiB.
+const RECEIVE_BUFFER: usize = 4 * BATCH * 1024;
 /// How often a dump is begun.
 const ATTEMPTS: usize = 8;
 
@@ -56,7 +60,7 @@ impl Ipvs {
     /// [`IpvsError::Missing`] from a kernel without it.
     pub fn open() -> Result<Self, IpvsError> {
         let mut ipvs = Self {
-            connection: Connection::open()?,
+            connection: Connection::open(RECEIVE_BUFFER)?,
             family: uapi::CONTROL_FAMILY,
             sequence: 0,
         };

@@ -23,6 +23,7 @@ mod health;
 mod host_udp;
 mod initial_netns;
 mod interrupt;
+mod ipvs;
 mod limits;
 mod links;
 mod matrix;

@@ -127,8 +127,9 @@ pub enum SchedulerName {
 }
 
 impl SchedulerName {
-    /// By name. None: it is longer than a name may be.
-    pub(super) fn new(name: &[u8]) -> Option<Self> {
+    /// By the kernel's name. None: it is longer than the 15 bytes of which the kernel takes note.
+    #[must_use]
+    pub fn new(name: &[u8]) -> Option<Self> {
         let ours = Scheduler::ALL.into_iter().find(|ours| ours.name().as_bytes() == name);
         if let Some(scheduler) = ours {
             return Some(Self::Ours(scheduler));

@@ -14,8 +14,6 @@ use nix::sys::{
 /// How long the kernel has for an answer. It gives it within the call that asks, but a module that it loads takes
 /// its time.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Bytes of answers that the kernel keeps for us. One to a command counts as less than 2 KiB.
-const RECEIVE_BUFFER: usize = 1 << 20;
 /// What the kernel sends in one piece at most (`NLMSG_GOODSIZE` and what it grows to for a reader with room).
 const ROOM: usize = 32 * 1024;
 
@@ -37,8 +35,9 @@ pub(super) enum Received<'a> {
 }
 
 impl Connection {
-    /// In the network namespace of this thread.
-    pub(super) fn open() -> io::Result<Self> {
+    /// In the network namespace of this thread, with room for so many bytes of answers. The kernel counts some hundred
+    /// more to each.
+    pub(super) fn open(receive_buffer: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_GENERIC)?;
         socket.bind_auto()?;
         // Other processes cannot send to it then.
@@ -48,8 +47,8 @@ impl Connection {
         socket.set_ext_ack(true)?;
         let fd = socket.as_fd();
         // Whoever may not do that may not do anything with IPVS either, and will be told so.
-        if setsockopt(&fd, RcvBufForce, &RECEIVE_BUFFER).is_err() {
-            setsockopt(&fd, RcvBuf, &RECEIVE_BUFFER)?;
+        if setsockopt(&fd, RcvBufForce, &receive_buffer).is_err() {
+            setsockopt(&fd, RcvBuf, &receive_buffer)?;
         }
         // Ten seconds are few.
         setsockopt(&fd, ReceiveTimeout, &TimeVal::new(ANSWER.as_secs() as i64, 0))?;
