@@ -21,6 +21,7 @@ mod health;
 mod host_udp;
 mod initial_netns;
 mod interrupt;
+mod ipvs_rules;
 mod limits;
 mod links;
 mod matrix;
