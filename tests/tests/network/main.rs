@@ -24,6 +24,7 @@ mod host_udp;
 mod initial_netns;
 mod interrupt;
 mod ipvs;
+mod ipvs_rules;
 mod limits;
 mod links;
 mod matrix;

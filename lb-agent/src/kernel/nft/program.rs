@@ -46,20 +46,10 @@ pub enum NftError {
 pub(crate) enum Detail {
     /// All of it, as text.
     Everything,
-    /// Without the elements of sets, as text: what it costs does not grow with them.
+    /// Without the elements of sets, as text. What it costs does not grow with them.
     WithoutElements,
     /// All of it, as JSON, and numbers in place of names.
     Json,
-}
-
-impl Detail {
-    const fn flags(self) -> &'static [&'static str] {
-        match self {
-            Self::Everything => &[],
-            Self::WithoutElements => &["--terse"],
-            Self::Json => &["--json", "--numeric"],
-        }
-    }
 }
 
 /// Makes a transaction: all of it, or nothing and an error.
@@ -100,10 +90,34 @@ fn run_with(what: &'static str, options: &[&str], transaction: &str) -> Result<(
 
 /// The table with this family and name, if there is one.
 pub(crate) fn list(table: &str, detail: Detail) -> Result<Option<String>, NftError> {
+    match detail {
+        Detail::Everything => ask(&format!("list table {table}")),
+        Detail::Json => ask(&format!("--json --numeric list table {table}")),
+        Detail::WithoutElements => {
+            // `nft` 1.0.6 fetches the elements of a single table that it is not to list, but none of whole families.
+            let family = table.split(' ').next().unwrap_or_default();
+            let tables = ask(&format!("--terse list ruleset {family}"))?;
+            Ok(tables.and_then(|tables| cut(table, &tables)))
+        }
+    }
+}
+
+/// One of the tables of a listing.
+fn cut(table: &str, tables: &str) -> Option<String> {
+    let first = format!("table {table} {{\n");
+    let start = match tables.starts_with(&first) {
+        true => 0,
+        false => tables.find(&format!("\n{first}"))? + 1,
+    };
+    let rest = &tables[start..];
+    let end = rest.find("\n}\n").map_or(rest.len(), |end| end + "\n}\n".len());
+    Some(rest[..end].to_owned())
+}
+
+/// What the program answers to these arguments; `None` where it finds nothing of that name.
+fn ask(arguments: &str) -> Result<Option<String>, NftError> {
     let output = Command::new(PROGRAM)
-        .args(detail.flags())
-        .args(["list", "table"])
-        .args(table.split(' '))
+        .args(arguments.split(' '))
         .stdin(Stdio::null())
         .output()
         .map_err(not_run)?;
@@ -186,5 +200,16 @@ mod tests {
         );
         // It went between the transaction and the look at it.
         assert_eq!(damage(None, None), Some("removed"));
+    }
+
+    #[test]
+    fn a_table_is_cut_out_of_those_of_its_family() {
+        let ours = "table inet lb-agent-ipvs {\n\tset a {\n\t}\n}\n";
+        let other = "table inet lb-agent {\n\tchain b {\n\t}\n}\n";
+        for tables in [ours.to_owned(), format!("{other}{ours}"), format!("{ours}{other}")] {
+            assert_eq!(cut("inet lb-agent-ipvs", &tables).as_deref(), Some(ours));
+        }
+        assert_eq!(cut("inet lb-agent-ipvs", other), None);
+        assert_eq!(cut("inet lb-agent", ours), None);
     }
 }

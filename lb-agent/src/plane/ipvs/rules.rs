@@ -102,9 +102,9 @@ impl Rules {
         held.change_pod_links(&change)
     }
 
-    /// Puts the table back where somebody removed, flushed or changed it, and says what was done to it. Lists the
-    /// chains and asks for one element of each set, so that what it costs hardly grows with services; a single element
-    /// that somebody removed is found with the next change of it.
+    /// Puts the table back where somebody removed, flushed or changed it, and says what was done to it. What it costs
+    /// in the kernel does not grow with services: it lists the chains and tries one element of each set that is not
+    /// of networks. A single element that somebody removed is found with the next change of it.
     pub fn restore(&self) -> Result<Option<&'static str>, NftError> {
         self.held().restore()
     }

@@ -307,7 +307,9 @@ impl Elements {
             if !allowed.node {
                 self.add(Kind::NodeRefused, family, at.clone(), None);
             }
-            for range in IpNet::aggregate(&allowed.ranges.iter().copied().collect()) {
+            // One of the other family would have `nft` refuse all of the transaction, and is nobody's here.
+            let of_family = allowed.ranges.iter().filter(|range| Family::of(range.addr()) == family);
+            for range in IpNet::aggregate(&of_family.copied().collect()) {
                 self.add(Kind::AllowedSources, family, format!("{at} . {range}"), None);
             }
         }
@@ -339,13 +341,20 @@ impl Elements {
         commands
     }
 
-    /// One of each set that has any, as commands that fail where it is not there.
+    /// Commands that take one element of each set that has any and put it back, and so fail where it is not there.
+    /// `nft` would fetch all elements of all sets before it looks for one. Sets of networks are left out: the
+    /// kernel copies those for a change.
     pub(super) fn probes(&self) -> String {
-        let mut commands = String::new();
         let mut last = None;
-        let first_of_each = self.0.keys().filter(|(set, _)| last.replace(*set) != Some(*set));
-        let probes = first_of_each.map(|(set, key)| (*set, key.clone()));
-        write(&mut commands, "get", probes);
+        let first_of_each = self.0.iter().filter(|((set, _), _)| {
+            let has_networks = matches!(set, Set::Of(kind, _) if kind.has_networks());
+            last.replace(*set) != Some(*set) && !has_networks
+        });
+        let some = Self(first_of_each.map(|(key, value)| (key.clone(), value.clone())).collect());
+        let (none, mut commands) = (Self::default(), String::new());
+        for (from, to) in [(&some, &none), (&none, &some)] {
+            commands.push_str(&to.commands_from(from));
+        }
         commands
     }
 }

@@ -58,10 +58,10 @@ fn a_frontend_that_is_served_differently_is_replaced_where_it_differs() {
 }
 
 #[test]
-fn ranges_that_overlap_are_one() {
+fn ranges_that_overlap_are_one_and_those_of_the_other_family_none() {
     let at = key(Protocol::Sctp, "[2001:db8::1]:80");
     let restricted = Row {
-        allowed: allowed(&["2001:db8:1::/48", "2001:db8:1:2::/64"], false),
+        allowed: allowed(&["2001:db8:1::/48", "2001:db8:1:2::/64", "192.0.2.0/24"], false),
         ..row(Verdict::Serve, Verdict::Serve)
     };
     assert_eq!(
