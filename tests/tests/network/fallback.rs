@@ -5,11 +5,13 @@
 //! agent has not the right.
 
 use std::ffi::OsString;
+use std::process::{Command, Stdio};
 
 use lb_tests::agent::{self, Agent, Options};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::plane::{Plane, other_than};
+use lb_tests::process;
 use lb_tests::stage::TARGET;
 use lb_tests::without_bpf::Refusal;
 
@@ -71,6 +73,27 @@ fn is_served_by(plane: &str, launcher: Vec<OsString>) -> String {
     assert!(status.contains(plane), "{status}");
     agent.stop().unwrap();
     line
+}
+
+/// The tests below believe this.
+#[test]
+fn who_is_started_so_is_answered_so() {
+    let world = World::new();
+    let said = [
+        (Refusal::NoSuchCall, "Function not implemented"),
+        (Refusal::NotPermitted, "Operation not permitted"),
+    ];
+    for (refusal, said) in said {
+        let [lab, rest @ ..] = refusal.launcher().unwrap();
+        let mut command = Command::new(&lab);
+        // It asks the kernel for helpers of programs, with `bpf`.
+        command.args(rest).arg(lab).arg("kernel").stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = process::spawn(command, world.node1().netns(), None).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(said), "{refusal:?}: {text}");
+    }
 }
 
 #[test]

@@ -38,6 +38,8 @@ const WANTED: &[&str] = &[
     "nft_log",
     "nft_numgen",
     "nft_reject_inet",
+    "nft_reject_ipv4",
+    "nft_reject_ipv6",
     "nf_log_syslog",
     "sctp",
     "inet_diag",

@@ -98,6 +98,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     };
     let mut generation = Generation::First;
     let mut entries = catalogue::all(generation);
+    if args.no_change {
+        // What nobody asks for need not be written; a change would make another Service of it, which somebody may.
+        entries.retain(|entry| Probe::of(entry).iter().any(|probe| is_wanted(probe, args)));
+    }
     if matching(&entries, args).is_empty() {
         bail!("no probe has this text in its description");
     }
@@ -147,8 +151,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 /// All probes of these that were asked for.
 fn matching(entries: &[Entry], args: &Args) -> Vec<Probe> {
     let all = entries.iter().flat_map(Probe::of);
-    all.filter(|probe| args.filter.as_ref().is_none_or(|text| probe.to_string().contains(text)))
-        .collect()
+    all.filter(|probe| is_wanted(probe, args)).collect()
+}
+
+fn is_wanted(probe: &Probe, args: &Args) -> bool {
+    args.filter.as_ref().is_none_or(|text| probe.to_string().contains(text))
 }
 
 fn compare(probes: &[Probe], sides: Sides<'_>, part: Part) -> Result<Vec<Judged>> {

@@ -1,12 +1,13 @@
 //! What is different here on purpose. `docs/semantics.md` lists each with its reason.
 
 use lb_tests::controlplane::Mode;
+use lb_tests::plane;
 use lb_tests::stage::Family;
 
 use super::actors::{Backend, Source};
 use super::outcome::{Observed, Outcome, Saw};
 use super::probe::{Frontend, Probe};
-use super::service::Policy;
+use super::service::{Ingress, Policy};
 use super::settings::{DetectLocal, NodePorts, Settings};
 
 /// A difference that is meant to be.
@@ -35,10 +36,12 @@ pub(crate) enum Difference {
     /// iptables mode looks at source ranges only when there are endpoints; here and in nftables mode who is not allowed
     /// hears nothing in either case.
     RangesBeforeEndpoints,
+    /// One that the plane under test is declared to have to the BPF plane, which does here as kube-proxy does.
+    OfPlane(plane::Difference),
 }
 
 impl Difference {
-    /// All of them.
+    /// All that each plane has.
     pub(crate) const ALL: [Self; 8] = [
         Self::ClientAddressKept,
         Self::AnswerBroughtBack,
@@ -61,6 +64,7 @@ impl Difference {
             Self::HostRefused => "host-refused",
             Self::OtherAddressesUntouched => "other-addresses-untouched",
             Self::RangesBeforeEndpoints => "ranges-before-endpoints",
+            Self::OfPlane(difference) => difference.id(),
         }
     }
 
@@ -72,8 +76,14 @@ impl Difference {
         theirs: &Outcome,
         ours: &Outcome,
     ) -> Option<Self> {
+        let of_plane = [
+            plane::Difference::AffinityByFrontend,
+            plane::Difference::UndefinedPortsRefused,
+        ];
+        let of_plane = of_plane.into_iter().filter(|difference| difference.applies());
         Self::ALL
             .into_iter()
+            .chain(of_plane.map(Self::OfPlane))
             .find(|difference| difference.explains(probe, mode, settings, theirs, ours))
     }
 
@@ -126,8 +136,48 @@ impl Difference {
                     && theirs.is_only(&Observed::Refused)
                     && ours.is_only(&Observed::Silent)
             }
+            Self::OfPlane(plane::Difference::AffinityByFrontend) => {
+                probe.frontend == Frontend::EachInTurn
+                    && probe.service.affinity
+                    && chooses_for_each(probe, settings, theirs, ours)
+            }
+            Self::OfPlane(plane::Difference::UndefinedPortsRefused) => {
+                is_undefined_at_address_of_its_own(probe) && silent_becomes_refused()
+            }
+            Self::OfPlane(_) => false,
         }
     }
+}
+
+/// Every backend of ours answers as one that kube-proxy's side might have chosen.
+fn chooses_for_each(probe: &Probe, settings: &Settings, theirs: &Outcome, ours: &Outcome) -> bool {
+    let is_choice_of_theirs = |observed: &Observed| match observed {
+        Observed::Answered { saw, .. } => {
+            let seen_there = theirs
+                .0
+                .iter()
+                .any(|theirs| matches!(theirs, Observed::Answered { saw: there, .. } if there == saw));
+            seen_there || (*saw == Saw::Client && keeps_client(probe, settings, observed.backend()))
+        }
+        _ => false,
+    };
+    theirs.0.iter().all(Observed::is_answer) && !ours.0.is_empty() && ours.0.iter().all(is_choice_of_theirs)
+}
+
+/// Whether a load balancer's or external address of the Service is dialled where it has no port.
+fn is_undefined_at_address_of_its_own(probe: &Probe) -> bool {
+    let service = &probe.service;
+    let is_served = |which: usize| matches!(service.ingress.get(which), Some(Ingress::Vip(_)));
+    let has_protocol = service.protocols.contains(&probe.protocol);
+    let is_own = match probe.frontend {
+        Frontend::LoadBalancerUndefinedPort | Frontend::LoadBalancerAtNodePort => is_served(0),
+        Frontend::LoadBalancer => is_served(0) && !has_protocol,
+        Frontend::SecondLoadBalancer => is_served(1) && !has_protocol,
+        Frontend::ExternalUndefinedPort => !service.external_ips.is_empty(),
+        Frontend::External => !service.external_ips.is_empty() && !has_protocol,
+        _ => false,
+    };
+    is_own && service.families.contains(&probe.family)
 }
 
 /// The same servers answered, and each saw the same, or here the client and there the node.
@@ -275,6 +325,49 @@ mod tests {
             Difference::explaining(&probe, Mode::Nftables, &USUAL, &node, &other),
             None
         );
+    }
+
+    #[test]
+    fn affinity_by_frontend_is_one_choice_for_each_and_nothing_else() {
+        let backends = [Backend::HereBridge, Backend::HereVeth];
+        let mut probe = probe(
+            Source::BridgePod,
+            Frontend::EachInTurn,
+            backends.map(Endpoint::ready).into(),
+        );
+        Arc::get_mut(&mut probe.service).unwrap().affinity = true;
+        let difference = Difference::OfPlane(plane::Difference::AffinityByFrontend);
+        let explains = |probe: &Probe, theirs: &Outcome, ours: &Outcome| {
+            difference.explains(probe, Mode::Nftables, &USUAL, theirs, ours)
+        };
+        let theirs = answered(backends[0], Saw::Client);
+        let ours = theirs.and(&answered(backends[1], Saw::Client));
+        assert!(explains(&probe, &theirs, &ours));
+        let refused = Outcome::from_iter([Observed::Refused]);
+        assert!(!explains(&probe, &theirs, &ours.and(&refused)));
+        assert!(!explains(&probe, &refused, &ours));
+        probe.frontend = Frontend::ClusterIp;
+        assert!(!explains(&probe, &theirs, &ours));
+    }
+
+    #[test]
+    fn undefined_ports_are_refused_only_at_addresses_that_the_node_has_for_a_service() {
+        let (silent, refused) = (
+            Outcome::from_iter([Observed::Silent]),
+            Outcome::from_iter([Observed::Refused]),
+        );
+        let difference = Difference::OfPlane(plane::Difference::UndefinedPortsRefused);
+        let explains =
+            |probe: &Probe, ours: &Outcome| difference.explains(probe, Mode::Nftables, &USUAL, &silent, ours);
+        let endpoints = || vec![Endpoint::ready(Backend::HereVeth)];
+        let balancer = probe(Source::Outside, Frontend::LoadBalancerUndefinedPort, endpoints());
+        assert!(explains(&balancer, &refused));
+        assert!(!explains(&balancer, &answered(Backend::HereVeth, Saw::Client)));
+        let served = probe(Source::Outside, Frontend::LoadBalancer, endpoints());
+        assert!(!explains(&served, &refused));
+        let mut elsewhere = balancer;
+        Arc::get_mut(&mut elsewhere.service).unwrap().ingress = Vec::new();
+        assert!(!explains(&elsewhere, &refused));
     }
 
     #[test]
