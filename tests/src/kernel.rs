@@ -12,6 +12,7 @@ use aya::programs::tc::TcAttachType;
 use aya::programs::{ProgramError, ProgramType, SchedClassifier};
 use aya::sys::is_helper_supported;
 use aya_obj::generated::bpf_func_id;
+use lb_agent::kernel::dummy::{self, DummyError, DummyLink};
 
 use crate::netns::Netns;
 
@@ -26,11 +27,19 @@ pub enum Feature {
     MapMemory,
     /// What a system call that a socket program refuses fails with.
     SetRetval,
+    /// Dummy links, which the IPVS plane needs.
+    Dummy,
 }
 
 impl Feature {
     /// All, newest last.
-    pub const ALL: [Self; 4] = [Self::MapMemory, Self::NetnsCookie, Self::SetRetval, Self::Tcx];
+    pub const ALL: [Self; 5] = [
+        Self::Dummy,
+        Self::MapMemory,
+        Self::NetnsCookie,
+        Self::SetRetval,
+        Self::Tcx,
+    ];
 
     /// What it is called, and the first kernel that has it.
     #[must_use]
@@ -40,6 +49,7 @@ impl Feature {
             Self::MapMemory => "memory of maps counted by control group (5.11)",
             Self::NetnsCookie => "SO_NETNS_COOKIE (5.14)",
             Self::SetRetval => "bpf_set_retval (5.18)",
+            Self::Dummy => "dummy links (module dummy)",
         }
     }
 
@@ -57,6 +67,7 @@ impl Feature {
             Self::SetRetval => {
                 "this kernel has no bpf_set_retval (before 5.18): processes of the host are refused with EPERM"
             }
+            Self::Dummy => "this kernel makes no dummy links, which hold the addresses of services: `modprobe dummy`",
         }
     }
 
@@ -72,6 +83,7 @@ impl Feature {
             }
             Self::SetRetval => is_helper_supported(ProgramType::CgroupSockAddr, bpf_func_id::BPF_FUNC_set_retval)
                 .context("asking for a helper"),
+            Self::Dummy => has_dummy(),
         }
         .with_context(|| format!("finding out whether there is {}", self.name()))
     }
@@ -113,6 +125,15 @@ fn has_tcx() -> Result<bool> {
     match netns.run(|| SchedClassifier::query_tcx("lo", TcAttachType::Ingress))? {
         Ok(_) => Ok(true),
         Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn has_dummy() -> Result<bool> {
+    let netns = Netns::new("probe")?;
+    match netns.run(|| DummyLink::ensure(dummy::NAME))? {
+        Ok(_) => Ok(true),
+        Err(DummyError::Missing) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
