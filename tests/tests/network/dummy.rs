@@ -230,6 +230,7 @@ fn what_is_for_its_addresses_is_taken_in_while_it_is_down() {
     }
     let world = Unnumbered::new();
     let uplink = world.beyond.netlink().unwrap().link("eth0").unwrap();
+    let by = world.node.netlink().unwrap().link("eth0").unwrap();
     for address in SERVICES.map(ip) {
         let route = Route {
             to: Cidr::host(address),
@@ -237,19 +238,22 @@ fn what_is_for_its_addresses_is_taken_in_while_it_is_down() {
             link: uplink.index,
             onlink: false,
         };
-        world.beyond.netlink().unwrap().add_route(route).unwrap();
+        let netlink = world.beyond.netlink().unwrap();
+        netlink.add_route(route).unwrap();
+        // Clients come by way of a router: the node's uplink is no member of the IPv6 group in which it would be asked.
+        netlink.add_neighbour(uplink.index, address, by.mac).unwrap();
         let server = world.node.run(|| UdpSocket::bind((address, 0))).unwrap().unwrap();
         server.set_read_timeout(Some(patient(Duration::from_secs(10)))).unwrap();
         let to = server.local_addr().unwrap();
         let from = if address.is_ipv4() { BEYOND[0] } else { BEYOND[1] };
-        let netlink = world.beyond.netlink().unwrap();
         netlink.add_address(uplink.index, Cidr::host(ip(from))).unwrap();
         world
             .beyond
             .run(|| UdpSocket::bind((ip(from), 0)).unwrap().send_to(b"hello", to).unwrap())
             .unwrap();
         let mut bytes = [0; 16];
-        let (length, sender) = server.recv_from(&mut bytes).unwrap();
+        let received = server.recv_from(&mut bytes);
+        let (length, sender) = received.unwrap_or_else(|error| panic!("{address}: {error}"));
         assert_eq!((&bytes[..length], sender.ip()), (&b"hello"[..], ip(from)));
     }
 }
