@@ -13,6 +13,7 @@ use aya::programs::tc::TcAttachType;
 use aya::programs::{ProgramError, ProgramType, SchedClassifier};
 use aya::sys::is_helper_supported;
 use aya_obj::generated::bpf_func_id;
+use lb_agent::kernel::dummy::{self, DummyError, DummyLink};
 
 use crate::netns::Netns;
 use crate::plane::{self, Plane};
@@ -30,12 +31,15 @@ pub enum Feature {
     SetRetval,
     /// Services of the kernel's own, which are a module that somebody has to load.
     Ipvs,
+    /// Dummy links, which the IPVS plane needs.
+    Dummy,
 }
 
 impl Feature {
     /// All, newest last.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Ipvs,
+        Self::Dummy,
         Self::MapMemory,
         Self::NetnsCookie,
         Self::SetRetval,
@@ -51,6 +55,7 @@ impl Feature {
             Self::NetnsCookie => "SO_NETNS_COOKIE (5.14)",
             Self::SetRetval => "bpf_set_retval (5.18)",
             Self::Ipvs => "IPVS (2.6, with its module)",
+            Self::Dummy => "dummy links (module dummy)",
         }
     }
 
@@ -71,6 +76,7 @@ impl Feature {
             Self::Ipvs => {
                 "the kernel has no IPVS: `modprobe ip_vs` loads it where the kernel is built with it (CONFIG_IP_VS)"
             }
+            Self::Dummy => "this kernel makes no dummy links, which hold the addresses of services: `modprobe dummy`",
         }
     }
 
@@ -87,6 +93,7 @@ impl Feature {
             Self::SetRetval => is_helper_supported(ProgramType::CgroupSockAddr, bpf_func_id::BPF_FUNC_set_retval)
                 .context("asking for a helper"),
             Self::Ipvs => Ok(Path::new("/proc/net/ip_vs").exists()),
+            Self::Dummy => has_dummy(),
         }
         .with_context(|| format!("finding out whether there is {}", self.name()))
     }
@@ -132,6 +139,15 @@ fn has_tcx() -> Result<bool> {
     match netns.run(|| SchedClassifier::query_tcx("lo", TcAttachType::Ingress))? {
         Ok(_) => Ok(true),
         Err(ProgramError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn has_dummy() -> Result<bool> {
+    let netns = Netns::new("probe")?;
+    match netns.run(|| DummyLink::ensure(dummy::NAME))? {
+        Ok(_) => Ok(true),
+        Err(DummyError::Missing) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

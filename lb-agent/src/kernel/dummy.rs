@@ -252,3 +252,58 @@ fn refusals<'a>(
 fn is_link_local(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 96, 0, 1));
+
+    fn v6() -> IpAddr {
+        "fd00:96::1".parse().unwrap()
+    }
+
+    #[test]
+    fn an_ipv4_address_is_of_the_host_alone() {
+        let message = new_address(7, V4);
+        assert_eq!(message.header.index, 7);
+        assert_eq!(message.header.family, AddressFamily::Inet);
+        assert_eq!(message.header.prefix_len, 32);
+        assert_eq!(message.header.scope, AddressScope::Host);
+        assert!(message.attributes.contains(&AddressAttribute::Local(V4)));
+    }
+
+    #[test]
+    fn an_ipv6_address_is_there_at_once_for_ever_and_no_source() {
+        let message = new_address(7, v6());
+        assert_eq!(message.header.family, AddressFamily::Inet6);
+        assert_eq!(message.header.prefix_len, 128);
+        let mut flags = None;
+        let mut lifetime = None;
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Flags(found) => flags = Some(*found),
+                AddressAttribute::CacheInfo(found) => lifetime = Some((found.ifa_preferred, found.ifa_valid)),
+                _ => {}
+            }
+        }
+        assert_eq!(flags, Some(AddressFlags::Nodad | AddressFlags::Noprefixroute));
+        assert_eq!(lifetime, Some((0, u32::MAX)));
+    }
+
+    #[test]
+    fn what_is_as_it_should_be_already_is_no_failure() {
+        let addresses = [V4, v6()];
+        let failed = |codes: [i32; 2]| {
+            let errors = codes.map(io::Error::from_raw_os_error);
+            refusals(addresses.iter(), errors.into_iter().enumerate().collect(), libc::EEXIST)
+        };
+        assert!(failed([libc::EEXIST, libc::EEXIST]).is_empty());
+        let refused = failed([libc::EEXIST, libc::EACCES]);
+        let refused: Vec<_> = refused
+            .iter()
+            .map(|(address, error)| (*address, error.raw_os_error()))
+            .collect();
+        assert_eq!(refused, [(v6(), Some(libc::EACCES))]);
+    }
+}

@@ -36,7 +36,10 @@ struct Watcher {
 
 impl Watcher {
     fn start(name: &str) -> Self {
-        let netns = Arc::new(Netns::new(name).unwrap());
+        Self::inside(Arc::new(Netns::new(name).unwrap()))
+    }
+
+    fn inside(netns: Arc<Netns>) -> Self {
         let (sender, told) = channel();
         let (blocks, blocked) = channel();
         let (stop, stopped) = oneshot::channel();
@@ -183,6 +186,30 @@ fn one_that_two_links_have_goes_with_the_second() {
     watcher.become_exactly(&["10.0.0.1", "10.0.0.2"]);
     watcher.remove(links[1], "10.0.0.1");
     watcher.become_exactly(&["10.0.0.2"]);
+}
+
+/// By its name: these are no dummy links, which not every kernel has.
+#[test]
+fn those_of_services_are_not_the_nodes() {
+    for name in ["lb-ipvs0", "kube-ipvs0"] {
+        let mut watcher = Watcher::start("node");
+        let elsewhere = Netns::new("elsewhere").unwrap();
+        let link = watcher.link_to("veth0", &elsewhere);
+        watcher.add(link, "10.0.0.1");
+        watcher.become_exactly(&["10.0.0.1"]);
+        let services = watcher.link_to(name, &elsewhere);
+        watcher.add(services, "10.96.0.1");
+        watcher.add(services, "fd00:96::1");
+        // What comes later is known, and these are not.
+        watcher.add(link, "10.0.0.2");
+        watcher.become_exactly(&["10.0.0.1", "10.0.0.2"]);
+        let mut told = watcher.told.try_iter();
+        assert!(!told.any(|known| known.contains(&ip("10.96.0.1"))), "{name}");
+
+        // Neither are they to one who finds them there.
+        let mut found = Watcher::inside(watcher.netns.clone());
+        found.become_exactly(&["10.0.0.1", "10.0.0.2"]);
+    }
 }
 
 #[test]

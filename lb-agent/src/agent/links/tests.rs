@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::plane::PlaneError;
+use crate::{kernel::links::Bridge, plane::PlaneError};
 
 /// Long enough that what comes before a look has been done.
 const LOOK_EACH: Duration = Duration::from_secs(4);
@@ -22,6 +22,7 @@ struct Record {
     /// Names of links that are to be told again.
     disturbed: Vec<&'static str>,
     waits: bool,
+    minds_bridges: bool,
 }
 
 #[derive(Clone, Default)]
@@ -72,6 +73,10 @@ impl LinkPlane for FakePlane {
         let mut record = self.0.lock().unwrap();
         record.calls.push(format!("look {}", link.name));
         record.disturbed.contains(&link.name.as_str())
+    }
+
+    fn minds_bridges(&self) -> bool {
+        self.0.lock().unwrap().minds_bridges
     }
 }
 
@@ -271,6 +276,38 @@ async fn uplinks_and_tunnels_are_told_of_and_pods_are_not() {
     assert_eq!(told_after(&all).await, [1, 3]);
     assert_eq!(told_after(&[with(1, Role::Pod), with(2, Role::Uplink)]).await, [2, 3]);
     assert_eq!(told_after(&[gone(3), gone(2)]).await, [0; 0]);
+}
+
+#[tokio::test]
+async fn another_bridge_is_news_only_to_a_plane_that_minds_bridges() {
+    let in_bridge = |name: &str, has_only_pods| match link_at(7, name) {
+        Notice::Link(LinkEvent::Is(link)) => Notice::Link(LinkEvent::Is(Link {
+            bridge: Some(Bridge {
+                index: 3,
+                has_only_pods,
+            }),
+            ..link
+        })),
+        other => other,
+    };
+    for (minds_bridges, more) in [(false, &[][..]), (true, &["link veth0", "link veth0"])] {
+        let links = Running::start();
+        links.plane.0.lock().unwrap().minds_bridges = minds_bridges;
+        for notice in [
+            link_at(7, "veth0"),
+            in_bridge("veth0", true),
+            in_bridge("veth0", false),
+            in_bridge("veth1", false),
+        ] {
+            links.tell([notice]);
+            sleep(Duration::from_millis(50)).await;
+        }
+        let expected = [&["link veth0"][..], more, &["link veth1"]].concat();
+        assert_eq!(links.plane.calls(), expected, "minds: {minds_bridges}");
+        // After messages were lost, what seems the same may be another link.
+        links.tell([in_bridge("veth1", false)]);
+        assert_eq!(links.calls(1).await, ["link veth1"]);
+    }
 }
 
 #[tokio::test]

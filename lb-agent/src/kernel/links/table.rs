@@ -316,6 +316,37 @@ mod tests {
         })
     }
 
+    /// A pod's link in a bridge.
+    fn port(index: u32, bridge: u32) -> Facts {
+        Facts {
+            master: Some(bridge),
+            master_kind: Some("bridge".to_owned()),
+            ..veth(index, 2, true)
+        }
+    }
+
+    /// As which that is told.
+    fn in_bridge(index: u32, bridge: u32, has_only_pods: bool) -> LinkEvent {
+        let bridge = Some(Bridge {
+            index: bridge,
+            has_only_pods,
+        });
+        match is(index, Role::Pod) {
+            LinkEvent::Is(link) => LinkEvent::Is(Link { bridge, ..link }),
+            gone => gone,
+        }
+    }
+
+    /// Something else in a bridge: a card, where it is of no kind.
+    fn other_port(index: u32, bridge: u32, kind: Option<&str>) -> Facts {
+        Facts {
+            kind: kind.map(str::to_owned),
+            peer: None,
+            is_peer_elsewhere: false,
+            ..port(index, bridge)
+        }
+    }
+
     fn by_rule(event: LinkEvent) -> LinkEvent {
         match event {
             LinkEvent::Is(link) => LinkEvent::Is(Link {
@@ -339,9 +370,12 @@ mod tests {
         let mut table = table();
         assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Pod)]);
         assert_eq!(table.set_link(veth(5, 2, true)), []);
-        let mut in_bridge = veth(5, 2, true);
-        in_bridge.master = Some(3);
-        assert_eq!(table.set_link(in_bridge), []);
+        let in_vrf = Facts {
+            master: Some(3),
+            master_kind: Some("vrf".to_owned()),
+            ..veth(5, 2, true)
+        };
+        assert_eq!(table.set_link(in_vrf), []);
         assert_eq!(table.remove_link(5), [LinkEvent::Gone { index: 5 }]);
         assert_eq!(table.remove_link(5), []);
     }
@@ -460,13 +494,8 @@ mod tests {
             is_ethernet: true,
             ..Facts::default()
         };
-        let port = Facts {
-            master: Some(3),
-            master_kind: Some("bridge".to_owned()),
-            ..veth(5, 2, true)
-        };
         table.set_link(bridge);
-        assert_eq!(table.set_link(port), [is(5, Role::Pod)]);
+        assert_eq!(table.set_link(port(5, 3)), [in_bridge(5, 3, true)]);
         assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Uplink)]);
     }
 
@@ -479,5 +508,120 @@ mod tests {
         let mut table = LinkTable::new(rules, Some(BTreeSet::new()));
         assert_eq!(table.set_link(veth(5, 2, true)), [by_rule(is(5, Role::Tunnel))]);
         assert_eq!(table.set_link(veth(6, 7, false)), [is(6, Role::Pod)]);
+    }
+
+    #[test]
+    fn a_pods_link_is_told_again_when_it_joins_changes_or_leaves_a_bridge() {
+        let mut table = table();
+        assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Pod)]);
+        assert_eq!(table.set_link(port(5, 3)), [in_bridge(5, 3, true)]);
+        assert_eq!(table.set_link(port(5, 3)), []);
+        assert_eq!(table.set_link(port(5, 4)), [in_bridge(5, 4, true)]);
+        assert_eq!(table.set_link(veth(5, 2, true)), [is(5, Role::Pod)]);
+    }
+
+    #[test]
+    fn a_bridge_has_only_pods_while_nobody_else_comes_in_there() {
+        let mut table = table();
+        table.set_link(port(5, 3));
+        table.set_link(port(6, 3));
+        table.set_link(port(7, 4));
+        let both = |has_only_pods| [5, 6].map(|port| in_bridge(port, 3, has_only_pods));
+        // Only the first stranger is news, and the going of the last. They take no part themselves.
+        let first = |index| LinkEvent::Gone { index };
+        let with_8 = |has_only_pods| [&[first(8)], &both(has_only_pods)[..]].concat();
+        assert_eq!(table.set_link(other_port(8, 3, None)), with_8(false));
+        assert_eq!(table.set_link(other_port(9, 3, Some("vlan"))), [first(9)]);
+        assert_eq!(table.set_link(port(10, 3)), [in_bridge(10, 3, false)]);
+        assert_eq!(table.remove_link(10), [LinkEvent::Gone { index: 10 }]);
+        assert_eq!(table.remove_link(8), []);
+        assert_eq!(table.remove_link(9), both(true));
+        // One that moves from bridge to bridge.
+        assert_eq!(table.set_link(other_port(8, 3, None)), with_8(false));
+        let mut moved = table.set_link(other_port(8, 4, None));
+        moved.sort_by_key(LinkEvent::index);
+        assert_eq!(moved, [both(true).to_vec(), vec![in_bridge(7, 4, false)]].concat());
+    }
+
+    #[test]
+    fn what_is_in_a_bridge_with_pods_is_no_pod_unless_it_is_certain() {
+        for (kind, has_only_pods) in [
+            (None, false),
+            (Some("bond"), false),
+            (Some("tun"), false),
+            // Both its ends are on the node: what comes in there may have come by any link.
+            (Some("veth"), false),
+            // Nothing ever comes in by it.
+            (Some("dummy"), true),
+            (Some("ifb"), true),
+        ] {
+            let mut table = table();
+            table.set_link(other_port(8, 3, kind));
+            assert_eq!(table.set_link(port(5, 3)), [in_bridge(5, 3, has_only_pods)], "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_tunnel_in_the_bridge_of_pods_brings_in_others_and_is_told_with_the_bridge() {
+        let mut table = table();
+        table.set_link(port(5, 3));
+        let events = table.set_link(other_port(8, 3, Some("vxlan")));
+        let [LinkEvent::Is(tunnel), pod] = &events[..] else {
+            panic!("{events:?}")
+        };
+        let bridge = Bridge {
+            index: 3,
+            has_only_pods: false,
+        };
+        assert_eq!((tunnel.role, tunnel.bridge), (Role::Tunnel, Some(bridge)));
+        assert_eq!(*pod, in_bridge(5, 3, false));
+    }
+
+    #[test]
+    fn a_port_that_turns_out_to_be_an_uplink_is_none_of_pods() {
+        let mut table = table();
+        table.set_link(port(5, 3));
+        table.set_link(port(6, 3));
+        let events = table.add_address(6, node_address());
+        assert_eq!(events.len(), 2);
+        assert!(events.contains(&in_bridge(5, 3, false)), "{events:?}");
+        let events = table.remove_address(6, node_address());
+        assert_eq!(events, [in_bridge(6, 3, true), in_bridge(5, 3, true)]);
+    }
+
+    #[test]
+    fn after_a_loss_bridges_are_known_from_what_is_there() {
+        let mut table = table();
+        table.set_link(port(5, 3));
+        table.set_link(other_port(8, 3, None));
+        let snapshot = |links: &[Facts]| Snapshot {
+            links: links.to_vec(),
+            ..Snapshot::default()
+        };
+        let events = table.reset(snapshot(&[port(5, 3)]));
+        assert_eq!(events, [in_bridge(5, 3, true)]);
+        let events = table.reset(snapshot(&[port(5, 3), other_port(8, 3, None)]));
+        assert_eq!(events, [in_bridge(5, 3, false), LinkEvent::Gone { index: 8 }]);
+    }
+
+    #[test]
+    fn the_link_that_holds_services_addresses_takes_no_part_whatever_a_rule_says() {
+        for name in ["lb-ipvs0", "kube-ipvs0"] {
+            let rules = LinkRules::parse(&[format!("{name}=uplink")]).unwrap();
+            let rules = rules.with_pods(PodLinks::Named {
+                prefix: name[..2].to_owned(),
+            });
+            let mut table = LinkTable::new(rules, Some(BTreeSet::from([node_address()])));
+            let link = Facts {
+                name: name.to_owned(),
+                kind: Some("dummy".to_owned()),
+                peer: None,
+                is_peer_elsewhere: false,
+                ..veth(7, 0, false)
+            };
+            assert_eq!(table.set_link(link), [LinkEvent::Gone { index: 7 }], "{name}");
+            // A service may have an address of the Node, as an external one.
+            assert_eq!(table.add_address(7, node_address()), [], "{name}");
+        }
     }
 }

@@ -246,3 +246,189 @@ impl fmt::Display for Restored {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORWARDING: &str = "net.ipv4.ip_forward";
+    const REUSE: &str = "net.ipv4.vs.conn_reuse_mode";
+
+    /// A /proc with two settings, and a folder to write down in.
+    struct Node(tempfile::TempDir);
+
+    impl Node {
+        fn new() -> Self {
+            let node = Self(tempfile::tempdir().unwrap());
+            fs::create_dir_all(node.proc().join("sys/net/ipv4/vs")).unwrap();
+            node.is_set(FORWARDING, "0");
+            node.is_set(REUSE, "5");
+            node
+        }
+
+        fn proc(&self) -> PathBuf {
+            self.0.path().join("proc")
+        }
+
+        fn run_dir(&self) -> PathBuf {
+            self.0.path().join("run/lb-agent")
+        }
+
+        /// By somebody else.
+        fn is_set(&self, name: &str, value: &str) {
+            fs::write(path(&self.proc(), name), format!("{value}\n")).unwrap();
+        }
+
+        fn value(&self, name: &str) -> String {
+            read(&path(&self.proc(), name)).unwrap().unwrap()
+        }
+
+        /// By a new process, each time.
+        fn set(&self, name: &str, value: &str) -> io::Result<()> {
+            RecordFile::new(&self.run_dir()).set(&self.proc(), name, value)
+        }
+
+        fn restore(&self) -> Vec<String> {
+            let restored = RecordFile::new(&self.run_dir()).restore(&self.proc()).unwrap();
+            restored.iter().map(ToString::to_string).collect()
+        }
+
+        fn record(&self) -> Option<Record> {
+            RecordFile::new(&self.run_dir()).read().unwrap()
+        }
+    }
+
+    #[test]
+    fn what_was_set_is_put_back_once_the_last_first() {
+        let node = Node::new();
+        node.set(FORWARDING, "1").unwrap();
+        node.set(REUSE, "1").unwrap();
+        assert_eq!((node.value(FORWARDING), node.value(REUSE)), ("1".into(), "1".into()));
+        let ends = [format!("{REUSE} is 5 again"), format!("{FORWARDING} is 0 again")];
+        assert_eq!(node.restore(), ends);
+        assert_eq!((node.value(FORWARDING), node.value(REUSE)), ("0".into(), "5".into()));
+        assert_eq!(node.restore(), [""; 0]);
+        assert_eq!(fs::read_dir(node.run_dir()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_first_value_is_the_one_that_is_kept() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        node.is_set(REUSE, "0");
+        node.set(REUSE, "1").unwrap();
+        assert_eq!(node.restore(), [format!("{REUSE} is 5 again")]);
+    }
+
+    #[test]
+    fn what_somebody_else_changed_since_is_left_alone() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        node.set(FORWARDING, "1").unwrap();
+        node.is_set(REUSE, "0");
+        node.is_set(FORWARDING, "0");
+        let ends = [
+            format!("{FORWARDING} is left alone: it is what it was before the agent"),
+            format!("{REUSE} is left alone: the agent set it to 1, and it is 0 now"),
+        ];
+        assert_eq!(node.restore(), ends);
+        assert_eq!(node.value(REUSE), "0");
+        assert_eq!(node.restore(), [""; 0]);
+    }
+
+    #[test]
+    fn what_went_with_a_module_or_a_link_is_no_failure() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        node.set(FORWARDING, "1").unwrap();
+        fs::remove_dir_all(node.proc().join("sys/net/ipv4/vs")).unwrap();
+        let ends = [
+            format!("{FORWARDING} is 0 again"),
+            format!("{REUSE} is not there any more"),
+        ];
+        assert_eq!(node.restore(), ends);
+    }
+
+    #[test]
+    fn after_a_crash_between_writing_down_and_setting_nothing_is_put_back_wrongly() {
+        let node = Node::new();
+        node.set(FORWARDING, "1").unwrap();
+        // As if it had not come to it.
+        node.is_set(FORWARDING, "0");
+        assert_eq!(
+            node.restore(),
+            [format!(
+                "{FORWARDING} is left alone: it is what it was before the agent"
+            )]
+        );
+        assert_eq!(node.value(FORWARDING), "0");
+    }
+
+    #[test]
+    fn it_is_written_down_before_it_is_set() {
+        let node = Node::new();
+        fs::create_dir_all(node.run_dir().parent().unwrap()).unwrap();
+        // A file where the folder should be: nothing can be written down.
+        fs::write(node.run_dir(), "").unwrap();
+        let error = node.set(FORWARDING, "1").unwrap_err().to_string();
+        assert!(error.contains("sysctls.json"), "{error}");
+        assert_eq!(node.value(FORWARDING), "0");
+    }
+
+    #[test]
+    fn what_could_not_be_set_is_not_written_down() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        assert!(node.set("net.ipv4.vs.none", "1").is_err());
+        let names: Vec<_> = node
+            .record()
+            .unwrap()
+            .settings
+            .into_iter()
+            .map(|entry| entry.name)
+            .collect();
+        assert_eq!(names, [REUSE]);
+    }
+
+    #[test]
+    fn what_was_set_before_the_machine_started_is_over() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        let mut record = node.record().unwrap();
+        record.owner.boot = "another".to_owned();
+        RecordFile::new(&node.run_dir()).write(&record).unwrap();
+        assert!(node.restore()[0].contains("before this start"));
+        assert_eq!(node.value(REUSE), "1");
+        assert_eq!(node.record(), None);
+    }
+
+    #[test]
+    fn what_was_set_in_another_network_namespace_stays_written_down_for_a_cleanup_there() {
+        let node = Node::new();
+        node.set(REUSE, "1").unwrap();
+        let mut record = node.record().unwrap();
+        record.owner.netns += 1;
+        RecordFile::new(&node.run_dir()).write(&record).unwrap();
+        assert!(node.restore()[0].contains("another network namespace"));
+        assert_eq!(node.value(REUSE), "1");
+        assert_eq!(node.record(), Some(record));
+    }
+
+    #[test]
+    fn a_file_that_makes_no_sense_is_named_and_nothing_is_set() {
+        let node = Node::new();
+        fs::create_dir_all(node.run_dir()).unwrap();
+        fs::write(node.run_dir().join(FILE), "{}").unwrap();
+        for error in [
+            node.set(REUSE, "1").unwrap_err(),
+            RecordFile::new(&node.run_dir()).restore(&node.proc()).unwrap_err(),
+        ] {
+            let said = error.to_string();
+            assert!(
+                said.contains("run/lb-agent/sysctls.json") && said.contains("remove it"),
+                "{said}"
+            );
+        }
+        assert_eq!(node.value(REUSE), "5");
+    }
+}
