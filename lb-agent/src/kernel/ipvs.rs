@@ -42,7 +42,14 @@ const BATCH: usize = 256;
 /// Bytes of answers that the kernel keeps for us. One to a command counts as less than 2 KiB.
 const RECEIVE_BUFFER: usize = 4 * BATCH * 1024;
 /// How often a dump is begun.
-const ATTEMPTS: usize = 8;
+const ATTEMPTS: usize = 32;
+
+/// What the kernel holds of a kind.
+struct Dump<T> {
+    entries: Vec<T>,
+    /// Of each the kernel reads at once.
+    pieces: usize,
+}
 
 /// IPVS of one network namespace: that of the thread that opened it, wherever it is used. Calls block.
 #[derive(Debug)]
@@ -136,10 +143,17 @@ impl Ipvs {
     /// The services, those of others too. One that is neither of TCP, UDP or SCTP nor of a mark is left out: it cannot
     /// be ours, and has no key here.
     ///
-    /// The kernel does not tell of changes during the dump (or only a newer one does, and it is repeated): one that
-    /// somebody else adds or deletes meanwhile can make another be missed or come twice.
+    /// The kernel goes by the number of a service in a table that it may have in common with all network
+    /// namespaces, and does not tell of changes between two pieces. So more than one piece is read until it comes the
+    /// same twice.
     pub fn services(&mut self) -> Result<Vec<(ServiceKey, ServiceConfig)>, IpvsError> {
-        let services = self.dump(Doing::Services, uapi::command::GET_SERVICE, |_| (), decode::service)?;
+        let services = self.dump(
+            Doing::Services,
+            uapi::command::GET_SERVICE,
+            |_| (),
+            decode::service,
+            PartialEq::eq,
+        )?;
         Ok(services.into_iter().flatten().collect())
     }
 
@@ -150,6 +164,8 @@ impl Ipvs {
             uapi::command::GET_DESTINATION,
             |attributes| encode::write_service(attributes, service),
             |attributes| decode::destination(service.family(), attributes),
+            // Its connections come and go.
+            |one, other| one.destination == other.destination,
         )
     }
 
@@ -223,15 +239,24 @@ impl Ipvs {
         command: u8,
         fill: impl Fn(&mut Attributes<'_>),
         decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
+        is_same: impl Fn(&T, &T) -> bool,
     ) -> Result<Vec<T>, IpvsError> {
+        let mut before: Option<Vec<T>> = None;
         for _ in 0..ATTEMPTS {
             let header = self.header(command, NLM_F_DUMP);
             let mut bytes = Vec::new();
             wire::write_request(&mut bytes, header, &fill);
             self.connection.send(&bytes)?;
-            if let Some(entries) = self.collect(doing, header.sequence, &decode)? {
+            let Some(Dump { entries, pieces }) = self.collect(doing, header.sequence, &decode)? else {
+                continue;
+            };
+            let is_as_before = before.is_some_and(|before| {
+                before.len() == entries.len() && before.iter().zip(&entries).all(|(one, other)| is_same(one, other))
+            });
+            if pieces <= 1 || is_as_before {
                 return Ok(entries);
             }
+            before = Some(entries);
         }
         Err(IpvsError::Inconsistent(doing))
     }
@@ -242,8 +267,9 @@ impl Ipvs {
         doing: Doing,
         sequence: u32,
         decode: impl Fn(&[u8]) -> Result<T, DecodeError>,
-    ) -> Result<Option<Vec<T>>, IpvsError> {
+    ) -> Result<Option<Dump<T>>, IpvsError> {
         let mut entries = Ok(Vec::new());
+        let mut pieces = 0;
         let mut is_consistent = true;
         loop {
             let bytes = match self.connection.receive(true)? {
@@ -254,6 +280,7 @@ impl Ipvs {
                 }
                 Received::Nothing => return Err(IpvsError::Unanswered(doing)),
             };
+            let mut has_entries = false;
             for answer in wire::answers(self.family, bytes) {
                 let answer = answer?;
                 if answer.sequence != sequence {
@@ -262,17 +289,25 @@ impl Ipvs {
                 is_consistent &= !answer.is_inconsistent;
                 match answer.content {
                     Content::Attributes(attributes) => {
+                        has_entries = true;
                         entries = entries.and_then(|mut entries: Vec<T>| {
                             entries.push(decode(attributes)?);
                             Ok::<_, DecodeError>(entries)
                         });
                     }
                     Content::End(Err(refusal)) => return Err(IpvsError::of(doing, refusal)),
-                    Content::End(Ok(())) if is_consistent => return Ok(Some(entries?)),
+                    Content::End(Ok(())) if is_consistent => {
+                        pieces += usize::from(has_entries);
+                        return Ok(Some(Dump {
+                            entries: entries?,
+                            pieces,
+                        }));
+                    }
                     Content::End(Ok(())) => return Ok(None),
                     Content::Overrun => is_consistent = false,
                 }
             }
+            pieces += usize::from(has_entries);
         }
     }
 }

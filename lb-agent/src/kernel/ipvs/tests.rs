@@ -1,7 +1,6 @@
 //! The messages, byte for byte as `linux/netlink.h`, `linux/genetlink.h` and `linux/ip_vs.h` describe them, and what
 //! becomes of broken ones. The kernel itself is asked in the network tests.
 #![cfg(target_endian = "little")]
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod answers;
 mod dumps;
