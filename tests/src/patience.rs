@@ -20,3 +20,13 @@ static FACTOR: LazyLock<u32> = LazyLock::new(|| match std::env::var(VARIABLE) {
 pub fn patient(duration: Duration) -> Duration {
     duration * *FACTOR
 }
+
+/// How many things may be done at once here, of which elsewhere so many may: fewer, or each would take longer than
+/// [`patient`] waits. Most of them wait for what does not come, so it is not as many times fewer as the machine is slower.
+#[must_use]
+pub fn at_once(elsewhere: usize) -> usize {
+    match *FACTOR {
+        1 => elsewhere,
+        _ => elsewhere.div_ceil(4),
+    }
+}

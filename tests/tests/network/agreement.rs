@@ -244,7 +244,7 @@ fn what_is_set_by_hand_is_read_back() {
                  -a -t 10.96.0.1:80 -r 10.244.2.2:8080 -m -w 0\n\
                  -A -u [fd00:96::1]:53 -s sh\n\
                  -A -f 7 -6 -s rr\n\
-                 -a -f 7 -r [fd00:244:1::2]:8080 -m -w 3\n";
+                 -a -f 7 -6 -r [fd00:244:1::2]:8080 -m -w 3\n";
     run(node, "ipvsadm", "--restore", rules);
     let table = Table::of(node).unwrap();
     let web = Virtual::Address(Protocol::Tcp, frontend);

@@ -74,6 +74,10 @@ pub(crate) struct Args {
     /// Only probes whose description has this text, such as "hints", "NodePort" or "UDP IPv6"; any number will do then
     #[arg(long)]
     filter: Option<String>,
+    /// Only one in so many of them, from all over the matrix: for machines on which all take too long. A number that shares
+    /// a divisor with those of clients, protocols and families would leave some of these out, so it is to be prime to 2 and 5
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = parse_one_in)]
+    one_in: usize,
     /// Write every probe to this file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -86,6 +90,17 @@ pub(crate) struct Args {
     /// Leave everything up afterwards, say how to look around in it, and remove it on Ctrl-C
     #[arg(long)]
     keep: bool,
+}
+
+fn parse_one_in(text: &str) -> Result<usize, String> {
+    let number: usize = text.parse().map_err(|error| format!("{error}"))?;
+    // Five sources, two protocols, two families.
+    match number % 2 != 0 && number % 5 != 0 {
+        true => Ok(number),
+        false => Err(format!(
+            "{number} shares a divisor with the ten kinds of clients and connections: 3, 7, 9 and 11 do not"
+        )),
+    }
 }
 
 /// Compares. Says whether the two agree in all but what is declared.
@@ -151,7 +166,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 /// All probes of these that were asked for.
 fn matching(entries: &[Entry], args: &Args) -> Vec<Probe> {
     let all = entries.iter().flat_map(Probe::of);
-    all.filter(|probe| is_wanted(probe, args)).collect()
+    all.filter(|probe| is_wanted(probe, args))
+        .step_by(args.one_in)
+        .collect()
 }
 
 fn is_wanted(probe: &Probe, args: &Args) -> bool {
@@ -214,4 +231,26 @@ fn report(args: &Args, judged: &[Judged], checked: &[Checked]) -> Result<bool> {
     );
     let enough = args.filter.is_some() || sum.probes >= FEWEST;
     Ok(enough && sum.undeclared == 0 && sum.unexpected == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::probe::Frontend;
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_probes_has_every_client_protocol_and_family_at_every_usual_frontend() {
+        let all: Vec<_> = catalogue::all(Generation::First).iter().flat_map(Probe::of).collect();
+        for one_in in [3, 7, 11] {
+            let usual = all.iter().step_by(one_in);
+            let usual = usual.filter(|probe| Frontend::USUAL.contains(&probe.frontend));
+            let ways: BTreeSet<_> = usual
+                .map(|probe| format!("{:?}", (probe.frontend, probe.source, probe.protocol, probe.family)))
+                .collect();
+            assert_eq!(ways.len(), Frontend::USUAL.len() * 5 * 2 * 2, "one in {one_in}");
+        }
+        assert!(["0", "5", "8", "x"].iter().all(|text| parse_one_in(text).is_err()));
+    }
 }

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, anyhow};
 use lb_tests::client::{Failure, Protocol};
 use lb_tests::controlplane::Mode;
 use lb_tests::interrupt;
+use lb_tests::patience::at_once;
 
 use super::differences::Difference;
 use super::expect::expected;
@@ -79,7 +80,7 @@ pub(crate) fn play(probes: &[Probe], sides: Sides<'_>, step: &Step) -> Result<Ve
     let next = AtomicUsize::new(0);
     let played = Mutex::new(Vec::with_capacity(probes.len()));
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE.min(groups.len()))
+        let workers: Vec<_> = (0..at_once(AT_ONCE).min(groups.len()))
             .map(|_| {
                 scope.spawn(|| -> Result<()> {
                     while let Some(group) = groups.get(next.fetch_add(1, Ordering::Relaxed)) {
