@@ -196,9 +196,16 @@ fn job(suites: &[Suite], args: &[OsString]) -> Result<Job> {
     Ok(Job {
         programs,
         called: vec![agent, lab],
-        files: vec![object],
+        files: [vec![object], corpus()?].concat(),
         environment: environment.into(),
     })
+}
+
+/// The packets that the fuzzer once found something with, which the packet tests play.
+fn corpus() -> Result<Vec<PathBuf>> {
+    let folder = workspace::root().join("tests/corpus");
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// Prints what came of a run, and returns the kernel's name if that was not good.
