@@ -6,7 +6,6 @@ use aya_ebpf::{
 };
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
-    address::NODE_PORTS,
     backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE, REVERSE},
@@ -25,13 +24,13 @@ use crate::{
 /// How often a new flow draws a slot before it takes another source port as well.
 const SLOT_ATTEMPTS: u32 = 4;
 /// How often it draws in all.
-const ATTEMPTS: u32 = 8;
+pub(crate) const ATTEMPTS: u32 = 8;
 
 /// Why a flow could not begin.
 pub(crate) enum Failure {
-    /// The backends of the service have just changed, more than once.
+    /// The backends of the service have just changed.
     NoBackend,
-    /// Every pair of backend and port that was tried belongs to a living flow.
+    /// The pair of backend and port belongs to a living flow.
     Collision,
     /// The map took no new row.
     Table,
@@ -111,46 +110,30 @@ pub(crate) fn close(key: &FlowKey, row: &FlowValue) {
 }
 
 /// Begins a flow: draws a backend, writes both rows, gives the forward one. Reverse first, so that
-/// an answer never comes before the row that translates it.
+/// an answer never comes before the row that translates it. `attempt` counts from 0.
 #[inline(always)]
 pub(crate) fn begin(
     packet: &Packet,
     service: &ServiceValue,
     client: Client,
+    attempt: u32,
     now: u64,
     row: &mut FlowValue,
 ) -> Result<(), Failure> {
-    let mut service = *service;
-    let mut failure = Failure::NoBackend;
-    let mut claimed = false;
-    let mut remembered = affinity::remembered(&service, packet.key.source, client.set(&service), now);
-    let mut range = client.range(&service);
-    for attempt in 0..ATTEMPTS {
-        let Some(chosen) = service::choose(range, remembered, random()) else {
-            // Changed since it was read.
-            let key = &packet.key;
-            service = service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS)
-                .map_err(|_| Failure::NoBackend)?;
-            range = client.range(&service);
-            remembered = 0;
-            continue;
-        };
-        let client_port = if attempt < SLOT_ATTEMPTS {
-            Port::NONE
-        } else {
-            other_port()
-        };
-        *row = forward_row(packet, &service, &chosen, client, client_port, now);
-        claimed = claim(packet, row);
-        if claimed {
-            break;
-        }
-        failure = Failure::Collision;
+    let remembered = affinity::remembered(service, packet.key.source, client.set(service), now);
+    let Some(chosen) = service::choose(client.range(service), remembered, random()) else {
+        return Err(Failure::NoBackend);
+    };
+    let client_port = if attempt < SLOT_ATTEMPTS {
+        Port::NONE
+    } else {
+        other_port()
+    };
+    *row = forward_row(packet, service, &chosen, client, client_port, now);
+    if !claim(packet, row) {
+        return Err(Failure::Collision);
     }
-    if !claimed {
-        return Err(failure);
-    }
-    affinity::remember(&service, packet.key.source, row.backend, now);
+    affinity::remember(service, packet.key.source, row.backend, now);
     FLOWS
         .insert(&packet.key, &*row, BPF_ANY.into())
         .map_err(|_| Failure::Table)

@@ -36,10 +36,17 @@ pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
     let skb = skb.skb;
-    let verdict = match link {
-        Link::Pod => translate::<LINK_HEADER, true>(skb),
-        Link::Outside => translate::<LINK_HEADER, false>(skb),
-    };
+    let mut verdict = step::AGAIN;
+    // Each is a call and not a round of a loop around what is tried: the verifier would follow that anew in each.
+    for attempt in 0..flow::ATTEMPTS {
+        verdict = match link {
+            Link::Pod => translate::<LINK_HEADER, true>(skb, attempt),
+            Link::Outside => translate::<LINK_HEADER, false>(skb, attempt),
+        };
+        if verdict != step::AGAIN {
+            break;
+        }
+    }
     let verdict = if verdict == step::FIRST {
         first_fragment()
     } else {
@@ -138,7 +145,7 @@ fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
 }
 
 #[inline(never)]
-fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) -> i32 {
+fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff, attempt: u32) -> i32 {
     let skb = &SkBuff { skb };
     let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
         return PASS;
@@ -157,7 +164,10 @@ fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) 
     // One decision for both families, and filled in place: the verifier follows it once, and it stands
     // on the stack once.
     let mut row = FlowValue::EMPTY;
-    let decision = decide(skb, &packet, link, &mut row);
+    let decision = decide(skb, &packet, link, attempt, &mut row);
+    if decision == step::AGAIN {
+        return decision;
+    }
     if packet.is_first_fragment() {
         let client_port = row.client_port.or(packet.key.source_port);
         let decision = if decision == step::SEND && sctp::is_cut(&packet, client_port, row.port) {
@@ -178,12 +188,12 @@ fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff) 
 }
 
 #[inline(always)]
-fn decide(skb: &SkBuff, packet: &Packet, link: Link, row: &mut FlowValue) -> i32 {
+fn decide(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
     let now = flow::now();
     match known(packet, now, row) {
         Known::Goes => step::SEND,
         Known::IsAnswer => PASS,
-        Known::Not => begin(skb, packet, link, now, row),
+        Known::Not => begin(skb, packet, link, attempt, now, row),
     }
 }
 
@@ -227,7 +237,7 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> Known {
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValue) -> i32 {
+fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, now: u64, row: &mut FlowValue) -> i32 {
     let key = &packet.key;
     let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
         Ok(service) => service,
@@ -253,17 +263,16 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, now: u64, row: &mut FlowValu
             Verdict::Drop => because(Counter::DroppedNoLocalEndpoint),
         };
     }
-    match flow::begin(packet, &service, client, now, row) {
+    match flow::begin(packet, &service, client, attempt, now, row) {
         Ok(()) => {
             count(Counter::FlowNew as u32);
             trace::flow_began(skb, packet, row);
             step::SEND
         }
-        Err(failure) => because(match failure {
-            Failure::NoBackend => Counter::DroppedNoBackend,
-            Failure::Collision => Counter::DroppedFlowCollision,
-            Failure::Table => Counter::DroppedFlowTable,
-        }),
+        Err(Failure::Table) => because(Counter::DroppedFlowTable),
+        Err(_) if attempt + 1 < flow::ATTEMPTS => step::AGAIN,
+        Err(Failure::NoBackend) => because(Counter::DroppedNoBackend),
+        Err(Failure::Collision) => because(Counter::DroppedFlowCollision),
     }
 }
 

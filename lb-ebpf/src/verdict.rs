@@ -22,6 +22,8 @@ pub(crate) mod step {
     pub(crate) const REFUSE: i32 = i32::MIN + 3;
     /// A first fragment, of which it was noted what was decided.
     pub(crate) const FIRST: i32 = i32::MIN + 4;
+    /// A packet that could not begin a flow, and is to try once more.
+    pub(crate) const AGAIN: i32 = i32::MIN + 5;
     /// Dropped, and why: this and the number of a counter.
     pub(crate) const DROPPED: i32 = i32::MIN + 16;
 }

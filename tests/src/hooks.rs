@@ -9,13 +9,15 @@ use anyhow::{Context as _, Result, ensure};
 use aya::programs::{SchedClassifier, TcAttachType, loaded_links};
 use serde::Deserialize;
 
+use crate::kernel::Feature;
+use crate::netlink::Link;
 use crate::network::Node;
 use crate::process;
 
 /// The programs on one hook of a link, in the order in which they see packets: by name and, on TCX, number.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Hook {
-    /// On TCX.
+    /// On TCX: none where the kernel has no TCX.
     pub tcx: Vec<(String, u32)>,
     /// Filters on the clsact qdisc, which come after.
     pub filters: Vec<String>,
@@ -53,10 +55,12 @@ impl Hook {
 /// What is on a link of a node, in one direction.
 pub fn on(node: &Node, link: &str, direction: TcAttachType) -> Result<Hook> {
     let what = || format!("looking for programs on {link} of {}", node.name());
-    let (_, programs) = node
-        .netns()
-        .run(|| SchedClassifier::query_tcx(link, direction))?
-        .with_context(what)?;
+    let query = || SchedClassifier::query_tcx(link, direction);
+    let programs = if Feature::Tcx.is_there()? {
+        node.netns().run(query)?.with_context(what)?.1
+    } else {
+        Vec::new()
+    };
     let tcx = programs
         .iter()
         .map(|program| (program.name_as_str().unwrap_or_default().to_owned(), program.id()));
@@ -77,21 +81,31 @@ struct FilterOptions {
 }
 
 fn filters(node: &Node, link: &str, direction: TcAttachType) -> Result<Vec<String>> {
-    let side = match direction {
-        TcAttachType::Egress => "egress",
-        _ => "ingress",
-    };
-    let mut tc = Command::new("tc");
-    tc.args(["-j", "filter", "show", "dev", link, side]);
-    tc.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = process::spawn(tc, node.netns(), None)?.wait_with_output()?;
-    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8_lossy(&output.stdout);
+    let text = tc(node, &["-j", "filter", "show", "dev", link, side(direction)])?;
     let filters: Vec<Filter> = serde_json::from_str(&text).with_context(|| format!("tc said {text}"))?;
     let options = filters.into_iter().filter_map(|filter| filter.options);
     Ok(options
         .map(|options| options.bpf_name.unwrap_or_else(|| "another kind".to_owned()))
         .collect())
+}
+
+fn side(direction: TcAttachType) -> &'static str {
+    match direction {
+        TcAttachType::Egress => "egress",
+        _ => "ingress",
+    }
+}
+
+/// What `tc` says on a node.
+fn tc(node: &Node, args: &[&str]) -> Result<String> {
+    let mut tc = Command::new("tc");
+    tc.args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let output = process::spawn(tc, node.netns(), None)?.wait_with_output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The names of the BPF links that the agent of a node has pinned for hooks on links, such as `ingress-7`.
@@ -102,9 +116,14 @@ pub fn pins(node: &Node) -> Result<BTreeSet<String>> {
     Ok(names.collect())
 }
 
-/// Takes a program of the agent's off its hook: removes its pin, which is all that holds it there.
-pub fn unpin(node: &Node, name: &str) -> Result<()> {
-    let path = paths(node)?.into_iter().find(|path| path.ends_with(name));
+/// Takes the agent's program off a hook: removes its pin, which is all that holds it on TCX, or every filter.
+pub fn take_off(node: &Node, link: &Link, direction: TcAttachType) -> Result<()> {
+    let side = side(direction);
+    if !Feature::Tcx.is_there()? {
+        return tc(node, &["filter", "del", "dev", &link.name, side]).map(drop);
+    }
+    let name = format!("{side}-{}", link.index);
+    let path = paths(node)?.into_iter().find(|path| path.ends_with(&name));
     fs::remove_file(path.with_context(|| format!("no pin {name}"))?).with_context(|| format!("unpinning {name}"))
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -135,6 +136,16 @@ pub(crate) fn skip(reason: &str) {
 }
 
 fn has_tcx() -> Result<bool> {
+    /// It is asked for at each look at a link, and takes a namespace to find out.
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    if let Some(found) = FOUND.get() {
+        return Ok(*found);
+    }
+    let found = ask_for_tcx()?;
+    Ok(*FOUND.get_or_init(|| found))
+}
+
+fn ask_for_tcx() -> Result<bool> {
     let netns = Netns::new("probe")?;
     match netns.run(|| SchedClassifier::query_tcx("lo", TcAttachType::Ingress))? {
         Ok(_) => Ok(true),

@@ -249,7 +249,7 @@ fn job(suites: &[Suite], plane: Plane, args: &[OsString]) -> Result<Job> {
     Ok(Job {
         programs,
         called,
-        files: vec![object],
+        files: [vec![object], corpus()?].concat(),
         environment,
         memory: if suites.contains(&Suite::Parity) {
             Memory::Large
@@ -265,6 +265,13 @@ fn program<const N: usize>(title: &str, path: &Path, first: [&str; N], more: &[S
         path: path.to_string_lossy().into_owned(),
         args: first.map(str::to_owned).iter().chain(more).cloned().collect(),
     }
+}
+
+/// The packets that the fuzzer once found something with, which the packet tests play.
+fn corpus() -> Result<Vec<PathBuf>> {
+    let folder = workspace::root().join("tests/corpus");
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    entries.map(|entry| Ok(entry?.path())).collect()
 }
 
 /// Prints what came of a run, and returns the kernel's name if that was not good.

@@ -34,6 +34,11 @@ const READ: &[&str] = &["/etc/protocols", "/etc/services", "/etc/ssl/certs/ca-ce
 const FOLDERS: &[&str] = &["/dev", "/proc", "/sys", "/run", "/tmp", "/root"];
 /// How much longer everything may take than outside: about as much as the processor is slower.
 const PATIENCE: &str = "10";
+/// Variables that mean to tests in a guest what they mean here.
+const PASSED_ON: &[&str] = &["CI", FUZZ_PACKETS];
+/// How many made-up packets each run of the fuzzer is, and how many unless the caller says: here it is 150,000.
+const FUZZ_PACKETS: &str = "LB_FUZZ_PACKETS";
+const FEWER_PACKETS: &str = "10000";
 
 /// What a guest runs, and what it has for that. All paths are those of this machine, and of the guest too.
 #[derive(Debug, Default)]
@@ -112,6 +117,15 @@ fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {
     environment.push(("PATH".into(), search.join(":")));
     environment.push(("HOME".into(), "/root".into()));
     environment.push(("LB_TEST_PATIENCE".into(), PATIENCE.into()));
+    for name in PASSED_ON {
+        environment.extend(std::env::var(name).ok().map(|value| ((*name).to_owned(), value)));
+    }
+    if std::env::var_os(FUZZ_PACKETS).is_none() {
+        say(format_args!(
+            "Fuzzing with {FEWER_PACKETS} packets a run, since this is slow: {FUZZ_PACKETS} says how many else"
+        ));
+        environment.push((FUZZ_PACKETS.into(), FEWER_PACKETS.into()));
+    }
     let mut plan = Plan {
         environment,
         programs: job.programs.clone(),

@@ -96,6 +96,33 @@ impl Scene {
     }
 }
 
+/// Before all that are there, for one that comes when the agent has started: filters of one priority run from the last that
+/// came to the first.
+fn before_ours() -> Place {
+    if Feature::Tcx.is_there().unwrap() {
+        Place::TcxFirst
+    } else {
+        Place::Filter { priority: 1, handle: 1 }
+    }
+}
+
+fn after_ours() -> Place {
+    if Feature::Tcx.is_there().unwrap() {
+        Place::TcxLast
+    } else {
+        Place::Filter { priority: 2, handle: 1 }
+    }
+}
+
+/// What a program of the agent's is called on a link.
+fn ours(program: &str) -> String {
+    if Feature::Tcx.is_there().unwrap() {
+        program.to_owned()
+    } else {
+        format!("lb-agent/{program}")
+    }
+}
+
 fn load(world: &World, name: &str, verdict: Verdict) -> Foreign {
     Foreign::load(world.node1().netns(), name, verdict).unwrap()
 }
@@ -138,18 +165,16 @@ fn a_program_that_comes_later_and_goes_first_is_named_and_so_is_its_end() {
     if other_than(Plane::Ebpf, PROGRAMS) {
         return;
     }
-    if lacks(Feature::Tcx) {
-        return;
-    }
     let mut scene = scene(1, &[], |_, _| {});
     let link = scene.pods[0].host_link().name.clone();
     let mut behind = scene.foreign("laggard", Verdict::Next);
-    behind.attach(&link, Ingress, Place::TcxLast).unwrap();
+    behind.attach(&link, Ingress, after_ours()).unwrap();
     let mut before = scene.foreign("pushy", Verdict::Next);
-    let place = before.attach(&link, Egress, Place::TcxFirst).unwrap();
-    assert_eq!(scene.names(0, Egress), ["pushy", "to_link"]);
+    let place = before.attach(&link, Egress, before_ours()).unwrap();
+    assert_eq!(scene.names(0, Ingress), [ours("from_pod"), "laggard".to_owned()]);
+    assert_eq!(scene.names(0, Egress), ["pushy".to_owned(), ours("to_link")]);
     let quoted = format!("link={link}");
-    scene.log_says(&["WARN", "before ours", &quoted, "egress", "pushy (id "]);
+    scene.log_says(&["WARN", "before ours", &quoted, "egress", "pushy ("]);
     scene.is_served(0);
     before.detach(place).unwrap();
     scene.log_says(&["first again", &quoted, "egress"]);
@@ -163,19 +188,17 @@ fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
     if other_than(Plane::Ebpf, PROGRAMS) {
         return;
     }
-    if lacks(Feature::Tcx) {
-        return;
-    }
     let mut scene = scene(1, &[], |_, _| {});
     let link = scene.pods[0].host_link().clone();
-    for pin in hooks::pins(scene.world.node1()).unwrap() {
-        if pin.ends_with(&format!("-{}", link.index)) {
-            hooks::unpin(scene.world.node1(), &pin).unwrap();
-        }
+    for direction in [Ingress, Egress] {
+        hooks::take_off(scene.world.node1(), &link, direction).unwrap();
     }
     scene.log_says(&["WARN", "taken off", &format!("link={}", link.name)]);
     eventually(LOOKED, "our programs are back", || {
-        Ok((scene.names(0, Ingress) == ["from_pod"] && scene.names(0, Egress) == ["to_link"]).then_some(()))
+        Ok(
+            (scene.names(0, Ingress) == [ours("from_pod")] && scene.names(0, Egress) == [ours("to_link")])
+                .then_some(()),
+        )
     })
     .unwrap();
     scene.is_served(0);
@@ -186,16 +209,13 @@ fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule
     if other_than(Plane::Ebpf, PROGRAMS) {
         return;
     }
-    if lacks(Feature::Tcx) {
-        return;
-    }
     let mut cilium = None;
     // The second pod of the node, which hangs on the bridge.
     let mut scene = scene(3, &["--link", "br2=pod"], |world, pods| {
         assert_eq!(pods[1].host_link().name, "br2");
         let mut program = load(world, "cil_from_container", Verdict::Next);
         for pod in &pods[..2] {
-            program.attach(&pod.host_link().name, Ingress, Place::TcxFirst).unwrap();
+            program.attach(&pod.host_link().name, Ingress, before_ours()).unwrap();
         }
         cilium = Some(program);
     });
@@ -210,7 +230,7 @@ fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule
     for pod in [1, 2] {
         scene.is_served(pod);
     }
-    assert_eq!(scene.names(1, Ingress)[0], "from_pod");
+    assert_eq!(scene.names(1, Ingress)[0], ours("from_pod"));
 
     // Another comes to a link that is served.
     let mut calico = scene.foreign("cali_tc_preamble", Verdict::Next);
@@ -231,7 +251,8 @@ fn a_link_with_another_proxys_programs_is_left_alone_until_they_go_unless_a_rule
     drop((cilium, calico));
     for pod in [0, 2] {
         eventually(LOOKED, "our programs", || {
-            Ok((scene.names(pod, Ingress) == ["from_pod"] && scene.names(pod, Egress) == ["to_link"]).then_some(()))
+            let names = (scene.names(pod, Ingress), scene.names(pod, Egress));
+            Ok((names == (vec![ours("from_pod")], vec![ours("to_link")])).then_some(()))
         })
         .unwrap();
         scene.is_served(pod);

@@ -10,6 +10,7 @@ use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Pod};
+use lb_tests::patience::patient;
 use lb_tests::place::HostProcess;
 use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
@@ -293,7 +294,7 @@ impl Scene {
 
     #[track_caller]
     fn connections_become(&self, process: &HostProcess, expected: Sent) {
-        let until = Instant::now() + SOON;
+        let until = Instant::now() + patient(SOON);
         loop {
             // While it changes they may differ.
             let socket = process.connect(Type::DGRAM, cluster_ips(&self.service)[0]).unwrap();

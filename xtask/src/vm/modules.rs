@@ -23,6 +23,7 @@ const WANTED: &[&str] = &[
     "netkit",
     "sch_ingress",
     "cls_bpf",
+    "cls_u32",
     "act_bpf",
     "nf_conntrack",
     "nf_conntrack_netlink",
