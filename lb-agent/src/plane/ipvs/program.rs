@@ -182,11 +182,15 @@ impl Programmed {
         let answers = match self.ipvs.send(commands) {
             Ok(answers) => answers,
             Err(error) => {
-                // What was done is not known: the kernel is asked.
+                // What was done is not known: the kernel is asked, by another socket.
                 let text = error.to_string();
+                match Ipvs::open() {
+                    Ok(ipvs) => self.ipvs = ipvs,
+                    Err(error) => warn!("IPVS cannot be asked: {error}"),
+                }
                 let keys: BTreeSet<ServiceKey> = commands.iter().map(|command| *command.service()).collect();
+                self.ask(&keys);
                 for key in keys {
-                    self.ask(key);
                     failed.insert(key, PlaneError::kernel(key.to_string(), text.clone()));
                 }
                 return failed;
@@ -216,8 +220,8 @@ impl Programmed {
             };
             failed.insert(key, error);
         }
-        for key in failed.keys() {
-            self.ask(*key);
+        if !failed.is_empty() {
+            self.ask(&failed.keys().copied().collect());
         }
         failed
     }
@@ -234,15 +238,21 @@ impl Programmed {
         }
     }
 
-    /// Takes from the kernel what it holds of a virtual service of ours.
-    fn ask(&mut self, key: ServiceKey) {
-        if !self.servers.contains(key) {
-            return;
-        }
-        match self.ipvs.destinations(&key) {
-            Ok(found) => self.servers.correct(key, Some(&found)),
-            Err(error) if error.is_gone() => self.servers.correct(key, None),
-            Err(error) => debug!("IPVS does not say what it holds of {key}: {error}"),
+    /// Takes from the kernel what it holds of these virtual services of ours.
+    fn ask(&mut self, keys: &BTreeSet<ServiceKey>) {
+        // Of one that is not there the kernel tells no destination, and no error.
+        let there: BTreeSet<ServiceKey> = match self.ipvs.services() {
+            Ok(services) => services.into_iter().map(|(key, _)| key).collect(),
+            Err(error) => {
+                debug!("IPVS does not say what it holds: {error}");
+                return;
+            }
+        };
+        for key in keys {
+            match there.contains(key).then(|| self.ipvs.destinations(key)).transpose() {
+                Ok(found) => self.servers.correct(*key, found.as_deref()),
+                Err(error) => debug!("IPVS does not say what it holds of {key}: {error}"),
+            }
         }
     }
 
@@ -279,7 +289,6 @@ impl Programmed {
         for key in keys {
             match self.ipvs.destinations(key) {
                 Ok(counted) => commands.extend(self.servers.drained(*key, &counted)),
-                Err(error) if error.is_gone() => self.servers.correct(*key, None),
                 Err(error) => warn!("IPVS does not tell the connections of {key}: {error}"),
             }
         }
