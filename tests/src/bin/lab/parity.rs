@@ -95,9 +95,9 @@ pub(crate) struct Args {
 fn parse_one_in(text: &str) -> Result<usize, String> {
     let number: usize = text.parse().map_err(|error| format!("{error}"))?;
     // Five sources, two protocols, two families.
-    match number % 2 != 0 && number % 5 != 0 {
-        true => Ok(number),
-        false => Err(format!(
+    match number.is_multiple_of(2) || number.is_multiple_of(5) {
+        false => Ok(number),
+        true => Err(format!(
             "{number} shares a divisor with the ten kinds of clients and connections: 3, 7, 9 and 11 do not"
         )),
     }
