@@ -6,6 +6,7 @@
 
 mod bind_address;
 mod detect_local;
+mod planes;
 #[cfg(test)]
 mod tests;
 
@@ -482,12 +483,14 @@ impl Config {
             pod_links,
             rules,
             set_sysctls: settings.set_sysctls.unwrap_or(false),
-            healthz_address: settings
-                .healthz_bind_address
-                .map_or(Some(default_address(Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT)), BindAddress::get),
-            metrics_address: settings
-                .metrics_bind_address
-                .map_or(Some(default_address(Ipv4Addr::LOCALHOST, METRICS_PORT)), BindAddress::get),
+            healthz_address: settings.healthz_bind_address.map_or(
+                Some(default_address(Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT)),
+                BindAddress::get,
+            ),
+            metrics_address: settings.metrics_bind_address.map_or(
+                Some(default_address(Ipv4Addr::LOCALHOST, METRICS_PORT)),
+                BindAddress::get,
+            ),
             log_level: settings.log_level.unwrap_or_default(),
             log_format: settings.log_format.unwrap_or_default(),
         })

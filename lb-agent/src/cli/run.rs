@@ -1,5 +1,7 @@
 //! `lb-agent run`.
 
+mod announce;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -23,19 +25,18 @@ use crate::{
     desired::Family,
     health::{self, ProxyHealth},
     kernel::{
-        addresses, cgroup,
-        links::{self, Link, PodLinks},
+        addresses,
+        links::{self, Link, LinkRules},
         sysctls,
     },
+    metrics::{self, Metrics},
     model::Event,
     objects::{self, Batch, folder, kube},
-    plane::{
-        choice::{self, PlaneOptions, Started},
-        ebpf::{EbpfOptions, PodSockets},
-        ipvs::IpvsOptions,
-    },
+    plane::choice::{self, Places, Started},
     run_dir::RunDir,
+    status::{Progress, StatusFile},
 };
+use announce::{announce, keep_status};
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
 /// serving then; `lb-agent cleanup` removes it
@@ -71,9 +72,19 @@ impl Run {
     }
 }
 
+/// Where objects come from, once they do.
+struct Objects {
+    /// In a word, for people.
+    source: String,
+    batches: mpsc::Receiver<Batch>,
+    /// The API server, if it is one, and what watches it.
+    server: Option<kube::ApiServer>,
+    watches: JoinSet<()>,
+}
+
 async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let rules = links::LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
+    let rules = LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
 
     let health = ProxyHealth::new();
     if let Some(address) = config.healthz_address {
@@ -82,8 +93,20 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
 
     // The source begins before the plane does: what is wrong with it is said before the kernel is
     // touched, and objects come in while programs are loaded.
+    let objects = follow_objects(&config).await?;
+    let run_dir = RunDir::take(&config.run_dir)?;
+    let status = StatusFile::create(run_dir.path(), &config.node_name);
+    let served = serve_objects(config, rules, objects, health, &status, started, stop).await;
+    if let Err(error) = &served {
+        status.update(|status| status.failed = Some(format!("{error:#}")));
+    }
+    served
+}
+
+async fn follow_objects(config: &Config) -> anyhow::Result<Objects> {
     let (sender, batches) = objects::channel();
     let mut watches = JoinSet::new();
+    let mut server = None;
     let source = match &config.source {
         Source::Folder(folder) => {
             folder::watch(folder.clone(), &config.node_name, sender.clone())?;
@@ -94,12 +117,12 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
                 kubeconfig: kubeconfig.clone(),
                 url: url.clone(),
             };
-            let server = kube::ApiServer::configure(&options).await?;
+            let server = server.insert(kube::ApiServer::configure(&options).await?);
             let pods = match config.socket_lb {
                 SocketLb::All => kube::Pods::Asked,
                 SocketLb::Host | SocketLb::Off => kube::Pods::Ignored,
             };
-            watches = kube::watch(&server, &config.node_name, pods, &sender);
+            watches = kube::watch(server, &config.node_name, pods, &sender);
             server.url().to_owned()
         }
     };
@@ -107,21 +130,54 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         let (addresses, _) = addresses::watch();
         tokio::spawn(tell_addresses(addresses, sender));
     }
-    let _run_dir = RunDir::take(&config.run_dir)?;
-    let Started { plane, links, choice } = choice::start(config.plane, &plane_options(&config)?)?;
-    tracing::info!(
-        node = config.node_name,
+    Ok(Objects {
         source,
-        plane = choice.plane.word(),
-        reason = %choice.reason,
-        "started"
-    );
+        batches,
+        server,
+        watches,
+    })
+}
+
+/// Serves what objects say until told to stop.
+async fn serve_objects(
+    config: Config,
+    rules: LinkRules,
+    objects: Objects,
+    health: ProxyHealth,
+    status: &StatusFile,
+    started: Instant,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let Objects {
+        source,
+        batches,
+        server,
+        mut watches,
+    } = objects;
+    let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
+    announce(&choice, &config.node_name, &source, server, status);
+    let metrics = Metrics::new(&choice);
+    if let Some(address) = config.metrics_address {
+        tokio::spawn(metrics::serve(address, metrics.clone()));
+    }
+    let (progress, told_progress) = watch::channel(Progress::default());
+    tokio::spawn(keep_status(status.clone(), told_progress));
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
     let (notices, _watch) = links::watch(rules, known_addresses);
     let (is_filled, filled) = watch::channel(false);
-    let served_links = agent::links::start(links, notices, filled).context("no thread for links")?;
+    let served_links = agent::links::start(links, notices, filled.clone()).context("no thread for links")?;
+    let places = Places {
+        bpffs: config.bpffs.clone(),
+        run_dir: config.run_dir.clone(),
+    };
+    let all_links = served_links.all.clone();
+    tokio::spawn(async move {
+        if serves_everybody(filled, all_links).await {
+            choice::remove_leftovers(choice.plane, places).await;
+        }
+    });
     tokio::spawn(check_return_paths(
         served_families.clone(),
         served_links.paths,
@@ -138,6 +194,8 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         is_filled,
         health,
         health_checks,
+        metrics,
+        progress,
     };
     let inputs = Inputs {
         batches,
@@ -155,32 +213,10 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How the planes are to run.
-fn plane_options(config: &Config) -> anyhow::Result<PlaneOptions> {
-    let cgroup = match (config.socket_lb, &config.cgroup) {
-        (SocketLb::Off, _) => None,
-        (SocketLb::Host | SocketLb::All, Some(cgroup)) => Some(cgroup.clone()),
-        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root().context("where cgroups are mounted")?),
-    };
-    let pod_sockets = match (config.socket_lb, &config.pod_links) {
-        (SocketLb::Off | SocketLb::Host, _) => PodSockets::Left,
-        (SocketLb::All, PodLinks::ByKind) if config.link_rules.is_empty() => PodSockets::TranslatedAsNear,
-        (SocketLb::All, _) => PodSockets::Translated,
-    };
-    Ok(PlaneOptions {
-        ebpf: EbpfOptions {
-            bpffs: config.bpffs.clone(),
-            cgroup,
-            pod_sockets,
-            masquerade_mark: config.masquerade_mark,
-            sizes: config.sizes,
-            force_clsact: false,
-        },
-        ipvs: IpvsOptions {
-            run_dir: config.run_dir.clone(),
-            masquerade_mark: config.masquerade_mark,
-        },
-    })
+/// Waits until the plane holds a complete state and every link that was there at the start leads to it. `false` if that
+/// will not be.
+async fn serves_everybody(mut filled: watch::Receiver<bool>, mut all_links: watch::Receiver<bool>) -> bool {
+    filled.wait_for(|is_filled| *is_filled).await.is_ok() && all_links.wait_for(|are_all| *are_all).await.is_ok()
 }
 
 /// Tells the agent the addresses of the node's links, as they come and go.

@@ -126,11 +126,11 @@ fn metrics_are_told_to_the_node_itself_unless_another_address_is_given() {
         address.map(|address| address.to_string())
     };
     assert_eq!(told_at(&[]).as_deref(), Some("127.0.0.1:10249"));
+    assert_eq!(told_at(&["--metrics-bind-address=::"]).as_deref(), Some("[::]:10249"));
     assert_eq!(
-        told_at(&["--metrics-bind-address=::"]).as_deref(),
-        Some("[::]:10249")
+        told_at(&["--metrics-address=10.0.0.1:1"]).as_deref(),
+        Some("10.0.0.1:1")
     );
-    assert_eq!(told_at(&["--metrics-address=10.0.0.1:1"]).as_deref(), Some("10.0.0.1:1"));
     assert_eq!(told_at(&["--metrics-bind-address="]), None);
 }
 
@@ -143,7 +143,10 @@ fn a_plane_is_a_word_wherever_it_is_given() {
         assert_eq!(wanted(Settings::parse(&format!("plane: {word}")).unwrap()), expected);
     }
     let error = flags(&["--plane", "iptables"]).unwrap_err().to_string();
-    assert!(error.contains("iptables") && error.contains("auto, ebpf, ipvs"), "{error}");
+    assert!(
+        error.contains("iptables") && error.contains("auto, ebpf, ipvs"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -39,10 +39,12 @@ impl IpvsPlane {
 /// What the node can do for this plane. Leaves nothing behind.
 #[must_use]
 pub fn probe(_options: &IpvsOptions) -> Vec<Check> {
-    vec![Check::of(
-        "IPVS",
-        Ok(Found::missing("not built in yet", "run another version of lb-agent")),
-    )]
+    let found = if Path::new("/proc/net/ip_vs").exists() {
+        Found::missing("not built in yet", "run another version of lb-agent")
+    } else {
+        Found::missing("the kernel has no IPVS", "`modprobe ip_vs` loads it where there is one")
+    };
+    vec![Check::of("IPVS", Ok(found))]
 }
 
 /// Removes every trace of the plane from the kernel. Says what it removed.

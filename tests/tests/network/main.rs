@@ -9,6 +9,7 @@ mod bad_input;
 mod bare;
 mod changes;
 mod checksums;
+mod choice;
 mod churn;
 mod cleanup;
 mod clsact;

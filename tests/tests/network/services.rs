@@ -1,4 +1,4 @@
-//! What `lb-agent services --maps` prints is what the kernel goes by.
+//! What `lb-agent services` prints is what the kernel goes by.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::fixture::{World, patiently};
 
 /// The lines of frontends, or what the command says against it.
 fn frontend_lines(node: &Node) -> Result<BTreeSet<String>, String> {
-    let output = agent::offline(node, "services", &["--maps"]).unwrap();
+    let output = agent::offline(node, "services", &[]).unwrap();
     if !output.status.success() {
         return Err(String::from_utf8(output.stderr).unwrap());
     }
