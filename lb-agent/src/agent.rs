@@ -15,12 +15,13 @@ mod retries;
 mod tests;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::{Duration, Instant},
 };
 
 use anyhow::bail;
+use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, watch},
     time::{self, MissedTickBehavior},
@@ -30,9 +31,11 @@ use self::{external_ips::ExternalIps, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
     health::{ProxyHealth, Wanted},
+    metrics::{Metrics, Totals},
     model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
     plane::{Outcome, Plane, PlaneError},
+    status::{Progress, Remark},
 };
 
 /// Failures that a log line each is worth; more are one line together.
@@ -58,6 +61,10 @@ pub struct Outputs {
     pub health: ProxyHealth,
     /// What is to be answered at healthCheckNodePorts.
     pub health_checks: watch::Sender<Wanted>,
+    /// What is counted.
+    pub metrics: Metrics,
+    /// How far it has come: told at most once a second, whatever the rate of changes.
+    pub progress: watch::Sender<Progress>,
 }
 
 /// What the first sync came to.
@@ -85,6 +92,11 @@ pub struct Agent<P> {
     external_ips: Option<ExternalIps>,
     failed_services: Retries<ServicePortName>,
     failed_addresses: Retries<()>,
+    /// Why, by service port; `None` is for addresses and networks.
+    failures: BTreeMap<Option<ServicePortName>, String>,
+    last_sync: Option<Timestamp>,
+    /// What was told of the progress is not true any more.
+    has_progressed: bool,
 }
 
 impl<P: Plane> Agent<P> {
@@ -101,6 +113,9 @@ impl<P: Plane> Agent<P> {
             conflicts: BTreeSet::new(),
             failed_services: Retries::default(),
             failed_addresses: Retries::default(),
+            failures: BTreeMap::new(),
+            last_sync: None,
+            has_progressed: false,
         }
     }
 
@@ -118,7 +133,10 @@ impl<P: Plane> Agent<P> {
             tokio::select! {
                 biased;
                 () = &mut stop => return Ok(()),
-                _ = second.tick() => self.plane.tick(),
+                _ = second.tick() => {
+                    self.plane.tick();
+                    self.tell_progress();
+                }
                 changed = inputs.links.changed() => {
                     if changed.is_err() {
                         bail!("the links of the node are not attended to any more");
@@ -181,7 +199,7 @@ impl<P: Plane> Agent<P> {
         self.tell_families(&change);
         let state = self.cluster.state();
         tell_node_port_addresses(&state.node_port_addresses);
-        self.outputs.health.changes_wait();
+        self.tell_changes_wait();
         let outcome = self.plane.replace(state)?;
         self.first_sync = Some(FirstSync {
             services: self.cluster.services(),
@@ -201,7 +219,9 @@ impl<P: Plane> Agent<P> {
 
     /// Ready is: every service is in the kernel, and every link that was there at the start leads to
     /// it. A pod that sends a datagram from then on is served.
-    fn tell_ready(&self) {
+    fn tell_ready(&mut self) {
+        self.has_progressed = true;
+        self.tell_progress();
         let Some(first) = &self.first_sync else {
             return;
         };
@@ -224,7 +244,7 @@ impl<P: Plane> Agent<P> {
             return;
         }
         let start = Instant::now();
-        self.outputs.health.changes_wait();
+        self.tell_changes_wait();
         let outcome = self.plane.apply(change);
         for (name, service) in &change.services {
             match service {
@@ -250,9 +270,11 @@ impl<P: Plane> Agent<P> {
         let failed: BTreeSet<&ServicePortName> = outcome.failed.iter().map(|(name, _)| name).collect();
         for name in change.services.keys().filter(|name| !failed.contains(name)) {
             self.failed_services.forget(name);
+            self.failures.remove(&Some(name.clone()));
         }
         if outcome.addresses.is_none() {
             self.failed_addresses.forget(&());
+            self.failures.remove(&None);
         }
         self.tell_programmed(&outcome);
         self.note_failures(outcome);
@@ -260,7 +282,10 @@ impl<P: Plane> Agent<P> {
 
     /// A family is programmed when the kernel took what it was asked for. That a map is full, which keeps
     /// some service ports as they were, is no reason to send traffic elsewhere or to start the agent anew.
-    fn tell_programmed(&self, outcome: &Outcome) {
+    fn tell_programmed(&mut self, outcome: &Outcome) {
+        self.outputs.metrics.synced(outcome);
+        self.last_sync = Some(Timestamp::now());
+        self.has_progressed = true;
         let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
         if outcome.addresses.as_ref().is_some_and(is_refusal) {
             return;
@@ -269,6 +294,7 @@ impl<P: Plane> Agent<P> {
             let mut failed = outcome.failed.iter().filter(|(name, _)| name.family == family);
             if !failed.any(|(_, error)| is_refusal(error)) {
                 self.outputs.health.is_programmed(family);
+                self.outputs.metrics.is_programmed(family);
             }
         }
     }
@@ -283,6 +309,7 @@ impl<P: Plane> Agent<P> {
             } else {
                 tracing::debug!(service = %name, "keeps its former state: {error}");
             }
+            self.failures.insert(Some(name.clone()), error.to_string());
             self.failed_services.failed(name, now);
         }
         if count > NAMED_FAILURES {
@@ -290,8 +317,48 @@ impl<P: Plane> Agent<P> {
         }
         if let Some(error) = outcome.addresses {
             tracing::warn!("addresses or networks stay as they were: {error}");
+            self.failures.insert(None, format!("addresses or networks: {error}"));
             self.failed_addresses.failed((), now);
         }
+    }
+
+    fn tell_changes_wait(&self) {
+        self.outputs.health.changes_wait();
+        self.outputs.metrics.changes_wait();
+    }
+
+    /// Tells how far it has come, if that has changed.
+    fn tell_progress(&mut self) {
+        if !std::mem::take(&mut self.has_progressed) {
+            return;
+        }
+        let remark = |service: Option<String>, what: String| Remark { service, what };
+        let failures = self.failures.iter();
+        let progress = Progress {
+            ready: self.first_sync.is_some() && self.has_all_links,
+            services: self.cluster.services(),
+            service_ports: self.cluster.state().services.len(),
+            frontends: self.plane.frontends(),
+            last_sync: self.last_sync,
+            failures: failures
+                .map(|(name, why)| remark(name.as_ref().map(ToString::to_string), why.clone()))
+                .collect(),
+            unsupported: self
+                .plane
+                .unsupported()
+                .into_iter()
+                .map(|it| remark(Some(it.service.to_string()), it.what))
+                .collect(),
+        };
+        self.outputs.metrics.set(Totals {
+            services: progress.services,
+            service_ports: progress.service_ports,
+            frontends: progress.frontends,
+            failing: progress.failures.len(),
+            unsupported: progress.unsupported.len(),
+            ready: progress.ready,
+        });
+        self.outputs.progress.send_replace(progress);
     }
 
     fn next_retry(&self) -> Option<Instant> {

@@ -1,14 +1,17 @@
 //! The command line: a file a verb.
 //!
 //! Exit codes: 0 all went well, 1 something failed and was said on standard error, 2 the command
-//! line makes no sense.
+//! line makes no sense. Those of `status` and `probe` are an answer.
 
-mod bpffs;
 mod cleanup;
 mod logging;
 mod monitor;
+mod output;
+mod places;
+mod probe;
 mod run;
 mod services;
+mod status;
 mod version;
 
 use std::process::ExitCode;
@@ -29,6 +32,8 @@ pub struct Cli {
 enum Verb {
     Run(Box<run::Run>),
     Cleanup(cleanup::Cleanup),
+    Status(status::StatusVerb),
+    Probe(Box<probe::Probe>),
     Services(services::Services),
     Monitor(monitor::Monitor),
     Version(version::Version),
@@ -39,22 +44,25 @@ enum Verb {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.verb {
-        Verb::Run(verb) => verb.run(),
-        Verb::Cleanup(verb) => verb.run(),
-        Verb::Services(verb) => verb.run(),
-        Verb::Monitor(verb) => verb.run(),
+        Verb::Run(verb) => done(verb.run()),
+        Verb::Cleanup(verb) => done(verb.run()),
+        Verb::Status(verb) => verb.run(),
+        Verb::Probe(verb) => verb.run(),
+        Verb::Services(verb) => done(verb.run()),
+        Verb::Monitor(verb) => done(verb.run()),
         Verb::Version(verb) => {
             verb.run();
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    result.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn done(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    result.map(|()| ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
@@ -73,14 +81,6 @@ mod tests {
         let error = Cli::try_parse_from(["lb-agent", "run", "--no-such-flag"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
         assert!(error.to_string().contains("--no-such-flag"));
-    }
-
-    #[test]
-    fn services_are_read_from_the_maps_only_when_asked_for_that() {
-        let error = Cli::try_parse_from(["lb-agent", "services"]).unwrap_err();
-        assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("--maps"));
-        assert!(Cli::try_parse_from(["lb-agent", "services", "--maps"]).is_ok());
     }
 
     #[test]

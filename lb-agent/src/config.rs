@@ -6,6 +6,7 @@
 
 mod bind_address;
 mod detect_local;
+mod planes;
 #[cfg(test)]
 mod tests;
 

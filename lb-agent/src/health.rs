@@ -11,18 +11,11 @@
 
 mod checks;
 mod healthz;
-mod http;
 mod proxy;
-
-use std::time::Duration;
 
 pub use checks::{Wanted, serve as serve_checks};
 pub use healthz::serve as serve_healthz;
 pub use proxy::ProxyHealth;
 
-/// When to try again to listen where it failed: whoever holds the port may have let go, and an IPv6
-/// address that is new cannot be listened at for a moment.
-const RETRY: Duration = Duration::from_secs(1);
-
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,7 +11,7 @@
 //! * [`desired`] is what the model says and a plane does; it belongs to neither.
 //! * [`plane`] makes it true in the kernel and knows nothing of Kubernetes.
 //! * [`kernel`] is what every plane shares of the kernel.
-//! * [`health`] answers those who ask how this node's services are.
+//! * [`health`] answers those who ask how this node's services are, [`metrics`] who counts, [`status`] who logs in.
 //! * [`agent`] is the loop that ties them together, [`cli`] what a person types.
 
 pub mod agent;
@@ -19,8 +19,11 @@ pub mod cli;
 pub mod config;
 pub mod desired;
 pub mod health;
+mod http;
 pub mod kernel;
+pub mod metrics;
 pub mod model;
 pub mod objects;
 pub mod plane;
 pub mod run_dir;
+pub mod status;

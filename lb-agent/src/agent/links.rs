@@ -38,6 +38,8 @@ pub struct Served {
     pub all: watch::Receiver<bool>,
     /// Uplinks and tunnels that take part, by index.
     pub paths: watch::Receiver<BTreeMap<u32, Link>>,
+    /// The first pod's link that was a port of a bridge.
+    pub bridge_port: watch::Receiver<Option<Link>>,
 }
 
 /// Attends to links on a new thread until the notices end, or the process does. `is_filled` is whether the
@@ -49,12 +51,17 @@ pub fn start<P: LinkPlane + Send + 'static>(
 ) -> io::Result<Served> {
     let (all_served, all) = watch::channel(false);
     let (paths_sender, paths) = watch::channel(BTreeMap::new());
+    let (bridge_port_sender, bridge_port) = watch::channel(None);
     // Only to wait on channels and for time: no input or output.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    thread::Builder::new()
-        .name("links".to_owned())
-        .spawn(move || runtime.block_on(Links::new(plane, paths_sender).run(notices, is_filled, all_served)))?;
-    Ok(Served { all, paths })
+    thread::Builder::new().name("links".to_owned()).spawn(move || {
+        runtime.block_on(Links::new(plane, paths_sender, bridge_port_sender).run(notices, is_filled, all_served))
+    })?;
+    Ok(Served {
+        all,
+        paths,
+        bridge_port,
+    })
 }
 
 /// What is known of the links, and whose turn it is.
@@ -66,6 +73,7 @@ struct Links<P> {
     known: BTreeMap<u32, Link>,
     /// Those of them that are not pods'.
     paths: watch::Sender<BTreeMap<u32, Link>>,
+    bridge_port: watch::Sender<Option<Link>>,
     failed: Retries<u32>,
     /// By index, the last event of each link that the plane put off until it is filled.
     waiting: BTreeMap<u32, LinkEvent>,
@@ -150,10 +158,11 @@ impl Budget {
 
 impl<P: LinkPlane> Links<P> {
     /// None known yet.
-    fn new(plane: P, paths: watch::Sender<BTreeMap<u32, Link>>) -> Self {
+    fn new(plane: P, paths: watch::Sender<BTreeMap<u32, Link>>, bridge_port: watch::Sender<Option<Link>>) -> Self {
         Self {
             plane,
             paths,
+            bridge_port,
             turns: Turns::default(),
             budget: Budget::new(Instant::now()),
             known: BTreeMap::new(),
@@ -244,6 +253,13 @@ impl<P: LinkPlane> Links<P> {
             Some(link) => self.known.insert(index, link),
             None => self.known.remove(&index),
         };
+        if let Some(link) = &link
+            && link.role == Role::Pod
+            && link.bridge.is_some()
+        {
+            self.bridge_port
+                .send_if_modified(|port| port.is_none() && port.replace(link.clone()).is_none());
+        }
         let path = link.filter(|link| link.role != Role::Pod);
         if path.is_some() || before.is_some_and(|link| link.role != Role::Pod) {
             self.paths.send_modify(|paths| match path {

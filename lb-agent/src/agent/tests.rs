@@ -11,7 +11,10 @@ use super::*;
 use crate::{
     desired::{Protocol, State},
     model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
-    plane::PlaneError,
+    plane::{
+        PlaneError, PlaneName, Unsupported,
+        choice::{Choice, Reason},
+    },
 };
 
 /// What a plane was asked, and which names it is to refuse.
@@ -21,7 +24,11 @@ struct Record {
     refuse: Vec<String>,
     /// The first state cannot be taken on.
     fails: bool,
+    unsupported: Vec<Unsupported>,
 }
+
+/// How many the plane says to have.
+const FRONTENDS: usize = 7;
 
 /// What the plane is to refuse so that it cannot write addresses. No name of a service.
 const ADDRESSES: &str = "the addresses";
@@ -77,7 +84,11 @@ impl Plane for FakePlane {
     fn tick(&mut self) {}
 
     fn frontends(&self) -> usize {
-        0
+        FRONTENDS
+    }
+
+    fn unsupported(&self) -> Vec<Unsupported> {
+        self.0.lock().unwrap().unsupported.clone()
     }
 }
 
@@ -100,6 +111,7 @@ struct Running {
     node_addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     health: ProxyHealth,
     health_checks: watch::Receiver<Wanted>,
+    progress: watch::Receiver<Progress>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
@@ -117,6 +129,7 @@ impl Running {
         let (address_sender, node_addresses) = watch::channel(None);
         let (stop, stopped) = oneshot::channel();
         let (check_sender, health_checks) = watch::channel(Wanted::default());
+        let (progress_sender, progress) = watch::channel(Progress::default());
         let health = ProxyHealth::new();
         let outputs = Outputs {
             node_addresses: address_sender,
@@ -124,6 +137,11 @@ impl Running {
             is_filled: filled_sender,
             health: health.clone(),
             health_checks: check_sender,
+            metrics: Metrics::new(&Choice {
+                plane: PlaneName::Ebpf,
+                reason: Reason::Configured,
+            }),
+            progress: progress_sender,
         };
         let mut agent = Agent::new(plane.clone(), rules, outputs, Instant::now());
         let inputs = Inputs { batches, links };
@@ -136,6 +154,7 @@ impl Running {
             node_addresses,
             health,
             health_checks,
+            progress,
             stop,
             task,
         }
@@ -263,6 +282,52 @@ async fn addresses_that_cannot_be_written_are_tried_again() {
     assert_eq!(agent.calls(1).await, ["apply "]);
     time::sleep(Duration::from_secs(2)).await;
     assert_eq!(agent.plane.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn the_progress_tells_what_has_failed_until_it_has_not_and_what_cannot_be_done() {
+    let mut agent = Running::start();
+    agent.plane.refuse(&["a", ADDRESSES]);
+    let name = ServicePortName {
+        namespace: "shop".to_owned(),
+        name: "b".to_owned(),
+        port: String::new(),
+        protocol: Protocol::Tcp,
+        family: Family::V4,
+    };
+    agent.plane.0.lock().unwrap().unsupported = vec![Unsupported {
+        service: name,
+        what: "goes cluster-wide".to_owned(),
+    }];
+    agent.send_lists(vec![service("a", 1), service("b", 2)]).await;
+    let is_told = |progress: &Progress| progress.service_ports == 2;
+    let progress = agent.progress.wait_for(is_told).await.unwrap().clone();
+    let remark = |service: Option<&str>, what: &str| Remark {
+        service: service.map(str::to_owned),
+        what: what.to_owned(),
+    };
+    let full = "map SERVICES is full (1 entries): raise --max-services and restart the agent";
+    assert_eq!(
+        progress.failures,
+        [
+            remark(None, &format!("addresses or networks: {full}")),
+            remark(Some("shop/a TCP IPv4"), full),
+        ]
+    );
+    assert_eq!(
+        progress.unsupported,
+        [remark(Some("shop/b TCP IPv4"), "goes cluster-wide")]
+    );
+    assert_eq!((progress.services, progress.frontends), (2, FRONTENDS));
+    assert!(progress.last_sync.is_some() && !progress.ready, "links are awaited");
+
+    agent.plane.refuse(&[]);
+    agent.links.send_replace(true);
+    let is_well = |progress: &Progress| progress.ready && progress.failures.is_empty();
+    time::timeout(Duration::from_secs(20), agent.progress.wait_for(is_well))
+        .await
+        .unwrap()
+        .unwrap();
 }
 
 #[tokio::test]

@@ -1,47 +1,82 @@
 //! `lb-agent cleanup`.
 
-use std::path::Path;
-
 use anyhow::{Context as _, bail};
 use clap::Args;
 
-use super::{bpffs::Bpffs, logging};
+use super::{
+    logging,
+    places::{Paths, Places},
+};
 use crate::{
     config::{LogFormat, LogLevel},
     kernel::sysctls,
-    plane::ebpf,
+    plane::{PlaneName, choice},
+    run_dir::RunDir,
 };
 
-/// Remove every trace of the agent from this node: its maps, programs, links, filters and nftables
-/// table; sysctls that it set get the value back that they had, unless somebody else has changed them
-/// since. Services stop working. Stop the agent first; it is not needed for this
+/// Remove every trace of the agent from this node, of whichever plane: its maps, programs, links, filters, nftables
+/// tables, IPVS services, addresses and files; sysctls that it set get the value back that they had, unless somebody
+/// else has changed them since. Services stop working. Stop the agent first; it is not needed for this
 #[derive(Debug, Args)]
 pub(super) struct Cleanup {
     #[command(flatten)]
-    bpffs: Bpffs,
+    places: Places,
 }
 
 impl Cleanup {
-    pub(super) fn run(&self) -> anyhow::Result<()> {
+    pub(super) fn run(self) -> anyhow::Result<()> {
         logging::start(LogLevel::Warn, LogFormat::Text);
-        let removed = ebpf::cleanup(&self.bpffs.path()?)?;
-        for what in &removed {
-            println!("removed {what}");
+        let paths = self.places.paths()?;
+        // Taken only where there is one: nothing is made to be removed again.
+        let run_dir = paths
+            .run_dir
+            .exists()
+            .then(|| RunDir::take(&paths.run_dir))
+            .transpose()?;
+        let mut has_removed = false;
+        let mut failed = Vec::new();
+        for plane in PlaneName::ALL {
+            match choice::clean_up(plane, &paths.bpffs) {
+                Ok(removed) => {
+                    has_removed |= !removed.is_empty();
+                    for what in removed {
+                        println!("removed {what}");
+                    }
+                }
+                Err(error) => failed.push(format!("{plane}: {error:#}")),
+            }
         }
         // Last: what was forwarded for services needs it no more.
-        let restored = sysctls::restore(Path::new(sysctls::DEFAULT_RUN_DIR)).context("the sysctls are left alone")?;
-        for setting in &restored {
+        for setting in sysctls::restore(&paths.run_dir).context("the sysctls are left alone")? {
             println!("sysctl {setting}");
+            has_removed = true;
+            if matches!(setting.end, sysctls::End::Failed(_)) {
+                failed.push(format!("sysctl {setting}: run this again once it can be put back"));
+            }
         }
-        if removed.is_empty() && restored.is_empty() {
+        // What could not be put back is written down there.
+        if failed.is_empty()
+            && let Some(run_dir) = run_dir
+        {
+            has_removed |= remove_files(run_dir, &paths)?;
+        }
+        if !failed.is_empty() {
+            bail!("{}", failed.join("\n"));
+        }
+        if !has_removed {
             println!("there was nothing to remove");
         }
-        let failed = restored
-            .iter()
-            .filter(|setting| matches!(setting.end, sysctls::End::Failed(_)));
-        match failed.count() {
-            0 => Ok(()),
-            count => bail!("{count} sysctls could not be put back: run this again once they can be"),
-        }
+        Ok(())
     }
+}
+
+fn remove_files(run_dir: RunDir, paths: &Paths) -> anyhow::Result<bool> {
+    let folder = paths.run_dir.display();
+    let had_files = run_dir
+        .remove()
+        .with_context(|| format!("cannot remove the folder {folder}"))?;
+    if had_files {
+        println!("removed folder {folder}");
+    }
+    Ok(had_files)
 }

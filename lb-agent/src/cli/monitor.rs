@@ -19,7 +19,7 @@ use nix::{
     sys::signal::{SigSet, Signal},
 };
 
-use super::bpffs::Bpffs;
+use super::places::Places;
 use crate::plane::ebpf::{self, Events};
 
 mod clock;
@@ -57,7 +57,7 @@ pub(super) struct Monitor {
     counters: bool,
 
     #[command(flatten)]
-    bpffs: Bpffs,
+    places: Places,
 }
 
 fn reason() -> impl TypedValueParser<Value = Counter> {
@@ -70,8 +70,8 @@ fn reason() -> impl TypedValueParser<Value = Counter> {
 }
 
 impl Monitor {
-    pub(super) fn run(&self) -> anyhow::Result<()> {
-        let bpffs = self.bpffs.path()?;
+    pub(super) fn run(self) -> anyhow::Result<()> {
+        let bpffs = self.places.clone().paths()?.bpffs;
         let mut out = io::stdout().lock();
         let printed = if self.counters {
             self.print_counters(&ebpf::counters(&bpffs)?, &mut out)

@@ -1,12 +1,9 @@
 //! `lb-agent run`.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::IpAddr,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+mod announce;
+mod settings;
+
+use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, time::Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -20,22 +17,23 @@ use super::logging;
 use crate::{
     agent::{self, Agent, Inputs, Outputs},
     config::{Config, Settings, SocketLb, Source},
-    desired::Family,
     health::{self, ProxyHealth},
     kernel::{
-        addresses, cgroup,
-        links::{self, Link, PodLinks},
-        sysctls,
+        addresses,
+        links::{self, LinkRules},
     },
+    metrics::{self, Metrics},
     model::Event,
     objects::{self, Batch, folder, kube},
     plane::{
-        choice::{self, PlaneOptions, Started},
-        ebpf::{EbpfOptions, PodSockets},
-        ipvs::IpvsOptions,
+        PlaneName,
+        choice::{self, Started},
     },
     run_dir::RunDir,
+    status::{Progress, StatusFile},
 };
+use announce::{announce, keep_status};
+use settings::Sysctls;
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
 /// serving then; `lb-agent cleanup` removes it
@@ -71,9 +69,19 @@ impl Run {
     }
 }
 
+/// Where objects come from, once they do.
+struct Objects {
+    /// In a word, for people.
+    source: String,
+    batches: mpsc::Receiver<Batch>,
+    /// The API server, if it is one, and what watches it.
+    server: Option<kube::ApiServer>,
+    watches: JoinSet<()>,
+}
+
 async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let rules = links::LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
+    let rules = LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
 
     let health = ProxyHealth::new();
     if let Some(address) = config.healthz_address {
@@ -82,8 +90,20 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
 
     // The source begins before the plane does: what is wrong with it is said before the kernel is
     // touched, and objects come in while programs are loaded.
+    let objects = follow_objects(&config).await?;
+    let run_dir = RunDir::take(&config.run_dir)?;
+    let status = StatusFile::create(run_dir.path(), &config.node_name);
+    let served = serve_objects(config, rules, objects, health, &status, started, stop).await;
+    if let Err(error) = &served {
+        status.update(|status| status.failed = Some(format!("{error:#}")));
+    }
+    served
+}
+
+async fn follow_objects(config: &Config) -> anyhow::Result<Objects> {
     let (sender, batches) = objects::channel();
     let mut watches = JoinSet::new();
+    let mut server = None;
     let source = match &config.source {
         Source::Folder(folder) => {
             folder::watch(folder.clone(), &config.node_name, sender.clone())?;
@@ -94,12 +114,12 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
                 kubeconfig: kubeconfig.clone(),
                 url: url.clone(),
             };
-            let server = kube::ApiServer::configure(&options).await?;
+            let server = server.insert(kube::ApiServer::configure(&options).await?);
             let pods = match config.socket_lb {
                 SocketLb::All => kube::Pods::Asked,
                 SocketLb::Host | SocketLb::Off => kube::Pods::Ignored,
             };
-            watches = kube::watch(&server, &config.node_name, pods, &sender);
+            watches = kube::watch(server, &config.node_name, pods, &sender);
             server.url().to_owned()
         }
     };
@@ -107,27 +127,65 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         let (addresses, _) = addresses::watch();
         tokio::spawn(tell_addresses(addresses, sender));
     }
-    let _run_dir = RunDir::take(&config.run_dir)?;
-    let Started { plane, links, choice } = choice::start(config.plane, &plane_options(&config)?)?;
-    tracing::info!(
-        node = config.node_name,
+    Ok(Objects {
         source,
-        plane = choice.plane.word(),
-        reason = %choice.reason,
-        "started"
-    );
+        batches,
+        server,
+        watches,
+    })
+}
+
+/// Serves what objects say until told to stop.
+async fn serve_objects(
+    config: Config,
+    rules: LinkRules,
+    objects: Objects,
+    health: ProxyHealth,
+    status: &StatusFile,
+    started: Instant,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let Objects {
+        source,
+        batches,
+        server,
+        mut watches,
+    } = objects;
+    let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
+    announce(&choice, &config.node_name, &source, server, status);
+    let metrics = Metrics::new(&choice);
+    if let Some(address) = config.metrics_address {
+        tokio::spawn(metrics::serve(address, metrics.clone()));
+    }
+    let (progress, told_progress) = watch::channel(Progress::default());
+    tokio::spawn(keep_status(status.clone(), told_progress));
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
     let (notices, _watch) = links::watch(rules, known_addresses);
     let (is_filled, filled) = watch::channel(false);
-    let served_links = agent::links::start(links, notices, filled).context("no thread for links")?;
-    tokio::spawn(check_return_paths(
-        served_families.clone(),
-        served_links.paths,
-        config.set_sysctls,
-    ));
-    tokio::spawn(check_sysctls(served_families, config.set_sysctls));
+    let served_links = agent::links::start(links, notices, filled.clone()).context("no thread for links")?;
+    let all_links = served_links.all.clone();
+    let (serving, bpffs) = (choice.plane, config.bpffs.clone());
+    tokio::spawn(async move {
+        if serves_everybody(filled, all_links).await {
+            choice::remove_leftovers(serving, bpffs).await;
+        }
+    });
+    let sysctls = Sysctls {
+        may_set: config.set_sysctls,
+        run_dir: config.run_dir.clone(),
+    };
+    tokio::spawn(
+        sysctls
+            .clone()
+            .check_return_paths(served_families.clone(), served_links.paths),
+    );
+    if choice.plane == PlaneName::Ipvs {
+        let ports = served_links.bridge_port;
+        tokio::spawn(sysctls.clone().check_bridges(served_families.clone(), ports));
+    }
+    tokio::spawn(sysctls.check(served_families));
 
     let (health_checks, wanted_checks) = watch::channel(health::Wanted::default());
     tokio::spawn(health::serve_checks(wanted_checks, health.clone()));
@@ -138,6 +196,8 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
         is_filled,
         health,
         health_checks,
+        metrics,
+        progress,
     };
     let inputs = Inputs {
         batches,
@@ -155,35 +215,10 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How the planes are to run.
-fn plane_options(config: &Config) -> anyhow::Result<PlaneOptions> {
-    let cgroup = match (config.socket_lb, &config.cgroup) {
-        (SocketLb::Off, _) => None,
-        (SocketLb::Host | SocketLb::All, Some(cgroup)) => Some(cgroup.clone()),
-        (SocketLb::Host | SocketLb::All, None) => Some(cgroup::root().context("where cgroups are mounted")?),
-    };
-    let pod_sockets = match (config.socket_lb, &config.pod_links) {
-        (SocketLb::Off | SocketLb::Host, _) => PodSockets::Left,
-        (SocketLb::All, PodLinks::ByKind) if config.link_rules.is_empty() => PodSockets::TranslatedAsNear,
-        (SocketLb::All, _) => PodSockets::Translated,
-    };
-    Ok(PlaneOptions {
-        ebpf: EbpfOptions {
-            bpffs: config.bpffs.clone(),
-            cgroup,
-            pod_sockets,
-            masquerade_mark: config.masquerade_mark,
-            sizes: config.sizes,
-            force_clsact: false,
-        },
-        ipvs: IpvsOptions {
-            scheduler: config.ipvs.scheduler,
-            strict_arp: config.ipvs.strict_arp,
-            take_over: config.ipvs.take_over,
-            run_dir: config.run_dir.clone(),
-            masquerade_mark: config.masquerade_mark,
-        },
-    })
+/// Waits until the plane holds a complete state and every link that was there at the start leads to it. `false` if that
+/// will not be.
+async fn serves_everybody(mut filled: watch::Receiver<bool>, mut all_links: watch::Receiver<bool>) -> bool {
+    filled.wait_for(|is_filled| *is_filled).await.is_ok() && all_links.wait_for(|are_all| *are_all).await.is_ok()
 }
 
 /// Tells the agent the addresses of the node's links, as they come and go.
@@ -208,66 +243,4 @@ fn stop_signal() -> anyhow::Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
-}
-
-/// Names the sysctls that are not as they must be, or sets them, as soon as a family has a service.
-async fn check_sysctls(mut served: watch::Receiver<BTreeSet<Family>>, set: bool) {
-    let mut checked = BTreeSet::new();
-    while served.changed().await.is_ok() {
-        let families: BTreeSet<Family> = served.borrow_and_update().clone();
-        let new: Vec<Family> = families.difference(&checked).copied().collect();
-        checked = families;
-        tell_or_set(sysctls::check(&new), set);
-    }
-}
-
-/// The same for what depends on the links by which packets of services come in, as soon as IPv4 has a service.
-async fn check_return_paths(
-    mut served: watch::Receiver<BTreeSet<Family>>,
-    mut links: watch::Receiver<BTreeMap<u32, Link>>,
-    set: bool,
-) {
-    if served
-        .wait_for(|families| families.contains(&Family::V4))
-        .await
-        .is_err()
-    {
-        return;
-    }
-    let mut told = BTreeSet::new();
-    loop {
-        let known: Vec<Link> = links.borrow_and_update().values().cloned().collect();
-        let findings = sysctls::check_links(&known).await.map(|mut findings| {
-            findings.retain(|finding| told.insert(finding.name.clone()));
-            findings
-        });
-        tell_or_set(findings, set);
-        if links.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Names what was found, or sets it.
-fn tell_or_set(findings: io::Result<Vec<sysctls::Finding>>, is_allowed: bool) {
-    let findings = match findings {
-        Ok(findings) => findings,
-        Err(error) => {
-            tracing::warn!("the sysctls cannot be read: {error}");
-            return;
-        }
-    };
-    let (done, failed) = sysctls::set(&findings, is_allowed, Path::new(sysctls::DEFAULT_RUN_DIR));
-    for finding in &done {
-        tracing::info!(sysctl = finding.name, before = finding.value, "set");
-    }
-    for (finding, error) in failed {
-        tracing::warn!("{} cannot be set: {error}", finding.name);
-    }
-    for finding in findings.iter().filter(|finding| !done.contains(finding)) {
-        match finding.severity {
-            sysctls::Severity::Problem => tracing::warn!("{finding}"),
-            sysctls::Severity::Note => tracing::info!("{finding}"),
-        }
-    }
 }

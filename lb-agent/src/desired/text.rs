@@ -1,5 +1,5 @@
 //! The desired state as lines of text, one a frontend: what script tests expect, and what
-//! `lb-agent services --maps` prints from the kernel.
+//! `lb-agent services` prints from the kernel.
 //!
 //! ```text
 //! 0.0.0.0:30080/TCP near=10.0.1.2:8080*,10.0.2.2:8080 far=10.0.1.2:8080* affinity=10800

@@ -10,9 +10,10 @@ use hyper::{Response, header::HeaderValue};
 use serde::Serialize;
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 
-use super::{RETRY, http, proxy::ProxyHealth};
+use super::proxy::ProxyHealth;
 use crate::{
     desired::Family,
+    http::{self, LISTEN_RETRY},
     model::{HealthCheck, ObjectName},
 };
 
@@ -43,7 +44,7 @@ pub async fn serve(mut wanted: watch::Receiver<Wanted>, health: ProxyHealth) {
             changed = wanted.changed() => if changed.is_err() {
                 return;
             },
-            () = sleep(RETRY), if !servers.failing.is_empty() => {}
+            () = sleep(LISTEN_RETRY), if !servers.failing.is_empty() => {}
         }
     }
 }

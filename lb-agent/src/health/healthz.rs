@@ -3,29 +3,14 @@
 use std::{convert::Infallible, net::SocketAddr};
 
 use hyper::{Response, StatusCode};
-use tokio::time::sleep;
 
-use super::{
-    RETRY, http,
-    proxy::{ProxyHealth, Report},
-};
+use super::proxy::{ProxyHealth, Report};
+use crate::http;
 
 /// Answers at an address for as long as this is polled; `0.0.0.0` and `::` are both families. Where it
 /// cannot listen, it says so once and tries again: services do not depend on it.
 pub async fn serve(address: SocketAddr, health: ProxyHealth) -> Infallible {
-    let mut has_failed = false;
-    let listener = loop {
-        match http::listen_in_both_families(address) {
-            Ok(listener) => break listener,
-            Err(error) if !has_failed => {
-                tracing::warn!("/healthz and /livez are not answered at {address}: {error}");
-                has_failed = true;
-            }
-            Err(_) => {}
-        }
-        sleep(RETRY).await;
-    };
-    tracing::info!("/healthz and /livez are answered at {address}");
+    let listener = http::listen_in_time(address, "/healthz and /livez").await;
     http::serve(listener, move |path| answer(path, &health)).await
 }
 

@@ -9,25 +9,25 @@ use tokio::{
 };
 
 /// Longer than anything takes that works.
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// What a server said.
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     headers: Vec<(String, String)>,
-    pub(super) body: String,
+    pub(crate) body: String,
 }
 
 impl Answer {
     /// A header, by its name to the letter.
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let header = self.headers.iter().find(|(known, _)| known == name);
         header.map(|(_, value)| value.as_str())
     }
 }
 
 /// Asks for a path on a connection of its own.
-pub(super) async fn ask(at: SocketAddr, path: &str) -> io::Result<Answer> {
+pub(crate) async fn ask(at: SocketAddr, path: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect(at).await?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
@@ -47,7 +47,7 @@ pub(super) async fn ask(at: SocketAddr, path: &str) -> io::Result<Answer> {
     })
 }
 
-pub(super) async fn becomes_answered(at: SocketAddr) {
+pub(crate) async fn becomes_answered(at: SocketAddr) {
     let answered = async {
         while ask(at, "/").await.is_err() {
             sleep(Duration::from_millis(10)).await;
@@ -56,7 +56,7 @@ pub(super) async fn becomes_answered(at: SocketAddr) {
     timeout(SOON, answered).await.unwrap();
 }
 
-pub(super) async fn becomes_refused(at: SocketAddr) {
+pub(crate) async fn becomes_refused(at: SocketAddr) {
     let refused = async {
         while !matches!(TcpStream::connect(at).await, Err(error) if error.kind() == io::ErrorKind::ConnectionRefused) {
             sleep(Duration::from_millis(10)).await;
@@ -66,7 +66,7 @@ pub(super) async fn becomes_refused(at: SocketAddr) {
 }
 
 /// A port at which nobody listens, in neither family.
-pub(super) fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("[::]:0").unwrap();
     listener.local_addr().unwrap().port()
 }

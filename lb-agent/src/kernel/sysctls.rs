@@ -34,9 +34,6 @@ use lb_common::config::{FIRST_SNAT_PORT, LAST_SNAT_PORT};
 use self::record::RecordFile;
 use crate::desired::Family;
 
-/// Where an agent keeps what is to be known until the machine restarts, unless it is told another folder.
-pub const DEFAULT_RUN_DIR: &str = "/run/lb-agent";
-
 const PROC: &str = "/proc";
 /// Where this network namespace has its settings, below [`PROC`].
 const SYSCTLS: &str = "sys/net";

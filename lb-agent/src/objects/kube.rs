@@ -3,9 +3,11 @@
 mod backoff;
 mod client;
 mod connection;
+mod events;
 mod watch;
 
 pub use client::{ApiServer, ApiServerOptions};
+pub use events::{NodeEvent, tell};
 
 use kube::runtime::watcher;
 use tokio::{sync::mpsc, task::JoinSet};

@@ -1,8 +1,11 @@
 //! Which plane serves on this node, and why.
 
+mod leftovers;
+
 use std::{fmt, mem};
 
 use anyhow::Context as _;
+pub use leftovers::{clean_up, remove_leftovers};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -97,6 +100,25 @@ impl fmt::Display for NoPlane {
     }
 }
 
+/// What a node can do for each plane.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct NodeReport {
+    /// Of each plane, whether it may serve or not.
+    pub planes: Vec<PlaneReport>,
+    /// The one that would serve.
+    pub chosen: Option<Choice>,
+}
+
+impl fmt::Display for NodeReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.planes.iter().try_for_each(|report| writeln!(f, "{report}"))?;
+        match &self.chosen {
+            Some(choice) => write!(f, "{} would serve: {}", choice.plane, choice.reason),
+            None => f.write_str("this node cannot serve"),
+        }
+    }
+}
+
 /// How each plane is to run.
 #[derive(Clone, Debug)]
 pub struct PlaneOptions {
@@ -123,10 +145,29 @@ pub struct Started {
 /// no reason for another plane.
 pub fn start(wanted: Wanted, options: &PlaneOptions) -> anyhow::Result<Started> {
     let ((plane, links), choice) = choose(wanted, |plane| match plane {
-        PlaneName::Ebpf => start_ebpf(&options.ebpf),
-        PlaneName::Ipvs => start_ipvs(&options.ipvs),
+        PlaneName::Ebpf => start_ebpf(options),
+        PlaneName::Ipvs => start_ipvs(options),
     })?;
     Ok(Started { plane, links, choice })
+}
+
+/// Finds out what the node can do, and which plane [`start`] would take. Leaves nothing behind.
+#[must_use]
+pub fn probe(wanted: Wanted, options: &PlaneOptions) -> NodeReport {
+    let planes = PlaneName::ALL.map(|plane| report(plane, options));
+    would_choose(wanted, planes.into())
+}
+
+fn would_choose(wanted: Wanted, planes: Vec<PlaneReport>) -> NodeReport {
+    let usable = |plane| {
+        let report = planes.iter().find(|report| report.plane == plane);
+        Ok(match report {
+            Some(report) if !report.is_usable() => Err(report.clone()),
+            _ => Ok(()),
+        })
+    };
+    let chosen = choose(wanted, usable).ok().map(|((), choice)| choice);
+    NodeReport { planes, chosen }
 }
 
 type Halves = (Box<dyn Plane>, Box<dyn LinkPlane + Send>);
@@ -158,11 +199,13 @@ fn choose<T>(
     Err(NoPlane { reports }.into())
 }
 
-fn start_ebpf(options: &EbpfOptions) -> anyhow::Result<Tried<Halves>> {
-    match EbpfPlane::start(options.clone()) {
+/// Starting it is the trial, so that a node where all is well loads the programs once. What it lacks is looked for
+/// only where that fails.
+fn start_ebpf(options: &PlaneOptions) -> anyhow::Result<Tried<Halves>> {
+    match EbpfPlane::start(options.ebpf.clone()) {
         Ok((plane, links)) => Ok(Ok((Box::new(plane), Box::new(links)))),
         Err(error) => {
-            let report = ebpf_report(options);
+            let report = report(PlaneName::Ebpf, options);
             // Then it is not the node that lacks something.
             if report.is_usable() {
                 return Err(error).context("the BPF data path");
@@ -172,27 +215,21 @@ fn start_ebpf(options: &EbpfOptions) -> anyhow::Result<Tried<Halves>> {
     }
 }
 
-fn start_ipvs(options: &IpvsOptions) -> anyhow::Result<Tried<Halves>> {
-    let report = ipvs_report(options);
+fn start_ipvs(options: &PlaneOptions) -> anyhow::Result<Tried<Halves>> {
+    let report = report(PlaneName::Ipvs, options);
     if !report.is_usable() {
         return Ok(Err(report));
     }
-    let (plane, links) = IpvsPlane::start(options.clone()).context("the IPVS data path")?;
+    let (plane, links) = IpvsPlane::start(options.ipvs.clone()).context("the IPVS data path")?;
     Ok(Ok((Box::new(plane), Box::new(links))))
 }
 
-fn ebpf_report(options: &EbpfOptions) -> PlaneReport {
-    PlaneReport {
-        plane: PlaneName::Ebpf,
-        checks: ebpf::probe(options),
-    }
-}
-
-fn ipvs_report(options: &IpvsOptions) -> PlaneReport {
-    PlaneReport {
-        plane: PlaneName::Ipvs,
-        checks: ipvs::probe(options),
-    }
+fn report(plane: PlaneName, options: &PlaneOptions) -> PlaneReport {
+    let checks = match plane {
+        PlaneName::Ebpf => ebpf::probe(&options.ebpf),
+        PlaneName::Ipvs => ipvs::probe(&options.ipvs),
+    };
+    PlaneReport { plane, checks }
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ mod table;
 mod tests;
 mod trial;
 
-pub use cleanup::cleanup;
+pub use cleanup::{cleanup, remove_leftovers};
 pub use events::{Events, counters};
 pub use inspect::inspect;
 pub use link_hooks::LinkHooks;

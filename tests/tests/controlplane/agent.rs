@@ -165,6 +165,54 @@ fn what_kubectl_applies_is_served_and_followed() {
     gone(&world, &service);
 }
 
+#[test]
+fn the_node_object_is_told_which_plane_serves_unless_the_server_refuses() {
+    let mut world = World::new();
+    let node = world.network.node1().name().to_owned();
+    // As `kubectl describe node` looks for them.
+    let of_node =
+        format!("--field-selector=involvedObject.kind=Node,involvedObject.name={node},involvedObject.uid={node}");
+    let output = "-o=jsonpath={range .items[*]}{.type} {.reason} {.reportingComponent}: {.message}{\"\\n\"}{end}";
+    let events = ["get", "events", "--namespace=default", &of_node, output];
+    world.start_agent();
+    let until = Instant::now() + SOON;
+    let told = loop {
+        let told = world.cluster().kubectl(&events).unwrap();
+        if !told.trim().is_empty() {
+            break told;
+        }
+        assert!(Instant::now() < until, "no event: {}", world.agent().log().unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let plane = "lb-agent serves with ebpf: ";
+    assert!(
+        told.starts_with(&format!("Normal PlaneChosen lb-agent: {plane}")),
+        "{told}"
+    );
+
+    // One that may not say so serves all the same.
+    world.agent.take().unwrap().stop().unwrap();
+    let no_events =
+        r#"[{"op": "test", "path": "/rules/5/resources/0", "value": "events"}, {"op": "remove", "path": "/rules/5"}]"#;
+    world
+        .cluster()
+        .kubectl(&["patch", "clusterrole", "lb-agent", "--type=json", "-p", no_events])
+        .unwrap();
+    let until = Instant::now() + SOON;
+    let may = ["auth", "can-i", "create", "events.events.k8s.io"];
+    while world.cluster().kubectl_as_agent(&may).is_ok() {
+        assert!(Instant::now() < until, "it keeps its rights");
+    }
+    world.start_agent();
+    let line = world.agent().wait_for_log(SOON, "the event PlaneChosen").unwrap();
+    for said in ["is forbidden", "(status 403)", "create and patch of events"] {
+        assert!(line.contains(said), "no {said:?} in: {line}");
+    }
+    let service = web(1).with_endpoints([&world.here]);
+    world.apply(&service);
+    world.answered_by(&service, &world.here);
+}
+
 /// At a cluster address nobody answers, and processes of the node may not even ask; at the node nobody listens.
 #[track_caller]
 fn gone(world: &World, service: &Service) {

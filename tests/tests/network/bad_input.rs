@@ -17,6 +17,7 @@ use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
+use nix::unistd::{Uid, chown};
 
 use crate::fixture::{BRIEFLY, SOON, World, becomes, becomes_answered_by, cluster_ip, cluster_ips, is_silence};
 
@@ -199,6 +200,7 @@ fn without_privileges_it_says_which_are_missing() {
     let folder = Folder::new().unwrap();
     let program = folder.path().join("lb-agent");
     fs::copy(agent::binary().unwrap(), &program).unwrap();
+    chown(world.node1().run_dir(), Some(Uid::from_raw(65534)), None).unwrap();
     let mut command = Command::new("setpriv");
     command
         .args([

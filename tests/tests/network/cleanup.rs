@@ -47,6 +47,7 @@ fn nothing_is_left() {
     assert_eq!(settings(world.node1()), settings_before);
     assert_eq!(ruleset(world.node1()), "");
     assert_eq!(pins(&world.node1().bpffs().path()), Vec::<String>::new());
+    assert!(!world.node1().run_dir().exists());
     for client in [client.client()].into_iter().chain(host) {
         let hasty = client.with_timeout(BRIEFLY);
         for to in cluster_ips(&service) {

@@ -11,6 +11,7 @@ mod bare;
 mod bridges;
 mod changes;
 mod checksums;
+mod choice;
 mod churn;
 mod cleanup;
 mod clsact;

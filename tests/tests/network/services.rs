@@ -21,11 +21,7 @@ use crate::fixture::{World, patiently};
 
 /// The lines of frontends, or what the command says against it.
 pub(crate) fn frontend_lines(node: &Node) -> Result<BTreeSet<String>, String> {
-    let args: &[&str] = match Plane::under_test() {
-        Plane::Ebpf => &["--maps"],
-        Plane::Ipvs => &[],
-    };
-    let output = agent::offline(node, "services", args).unwrap();
+    let output = agent::offline(node, "services", &[]).unwrap();
     if !output.status.success() {
         return Err(String::from_utf8(output.stderr).unwrap());
     }

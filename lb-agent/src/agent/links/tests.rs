@@ -99,7 +99,7 @@ impl Running {
         let (is_filled, filled) = watch::channel(false);
         let (sender, all_served) = watch::channel(false);
         let (paths_sender, paths) = watch::channel(BTreeMap::new());
-        let mut links = Links::new(plane.clone(), paths_sender);
+        let mut links = Links::new(plane.clone(), paths_sender, watch::channel(None).0);
         links.look_each = LOOK_EACH;
         links.next_look = Instant::now() + LOOK_EACH;
         let task = tokio::spawn(links.run(receiver, filled, sender));

@@ -71,6 +71,30 @@ ipvs cannot be run
 }
 
 #[test]
+fn a_probe_tells_of_each_plane_whatever_may_serve() {
+    let good = PlaneReport {
+        plane: PlaneName::Ebpf,
+        checks: vec![Check::of("capabilities", Ok(Found::good("all")))],
+    };
+    let planes = || vec![good.clone(), report(PlaneName::Ipvs, "no ipvs here")];
+    let node = would_choose(Wanted::Auto, planes());
+    assert_eq!(
+        node.to_string(),
+        "\
+ebpf can be run
+  √ capabilities: all
+ipvs cannot be run
+  √ capabilities: all
+  × the rest: no ipvs here
+      get it
+ebpf would serve: this node can do all that it needs"
+    );
+    let node = would_choose(Wanted::Ipvs, planes());
+    assert_eq!(node.chosen, None);
+    assert!(node.to_string().ends_with("\nthis node cannot serve"), "{node}");
+}
+
+#[test]
 fn what_the_node_is_not_to_blame_for_is_no_reason_for_another_plane() {
     let mut tried = Vec::new();
     let error = choose(Wanted::Auto, |plane| -> anyhow::Result<Tried<()>> {

@@ -15,16 +15,28 @@ use crate::kernel::nft;
 /// Removes programs, maps, filters and the masquerade rule from the kernel: those pinned under
 /// `bpffs`, those on the links of this network namespace. Says what it removed. Where there is
 /// nothing, there is nothing to say.
+///
+/// # Errors
+/// An agent holds it, or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> anyhow::Result<Vec<String>> {
+    let pins = Pins::new(bpffs);
+    if let Err(error) = &pins {
+        warn!("nothing is pinned: {error:#}");
+    }
+    remove(pins.ok())
+}
+
+/// The same for an agent of another plane, which may have no `bpffs` and no use for one.
+///
+/// # Errors
+/// As for [`cleanup`].
+pub fn remove_leftovers(bpffs: &Path) -> anyhow::Result<Vec<String>> {
+    remove(Pins::new(bpffs).ok())
+}
+
+fn remove(pins: Option<Pins>) -> anyhow::Result<Vec<String>> {
     capabilities::check_to_clean_up()?;
     let mut removed = Vec::new();
-    let pins = match Pins::new(bpffs) {
-        Ok(pins) => Some(pins),
-        Err(error) => {
-            warn!("nothing is pinned: {error:#}");
-            None
-        }
-    };
     // Makes the folder where there is none, so that an agent that starts meanwhile is told.
     let lock = pins.as_ref().map(Pins::lock).transpose()?;
     // First the programs, then what they stand on.

@@ -20,17 +20,39 @@ use tokio::{net::TcpListener, task::JoinSet, time::sleep};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+/// When to try again to listen where it failed: whoever holds the port may have let go, and an IPv6
+/// address that is new cannot be listened at for a moment.
+pub(crate) const LISTEN_RETRY: Duration = Duration::from_secs(1);
 /// After a connection that could not be accepted, mostly for want of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Listens at an address as soon as that can be: unspecified ones are all addresses of both families. Says once that
+/// it cannot answer `what`, and that it does.
+pub(crate) async fn listen_in_time(address: SocketAddr, what: &str) -> TcpListener {
+    let mut has_failed = false;
+    let listener = loop {
+        match listen_in_both_families(address) {
+            Ok(listener) => break listener,
+            Err(error) if !has_failed => {
+                tracing::warn!("{what} are not answered at {address}: {error}");
+                has_failed = true;
+            }
+            Err(_) => {}
+        }
+        sleep(LISTEN_RETRY).await;
+    };
+    tracing::info!("{what} are answered at {address}");
+    listener
+}
+
 /// Listens at an address, of which an unspecified one is all of its own family.
-pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     bind(address, true)
 }
 
 /// The same, but unspecified addresses, whichever family they are written in, are all of both. This is
 /// how kube-proxy's library takes its `0.0.0.0`.
-pub(super) fn listen_in_both_families(address: SocketAddr) -> io::Result<TcpListener> {
+fn listen_in_both_families(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
         return listen(address);
     }
@@ -57,7 +79,7 @@ fn bind(address: SocketAddr, is_only_v6: bool) -> io::Result<TcpListener> {
 
 /// Answers a request for a path, whatever its method. When this is dropped, nobody listens any more and
 /// the connections are closed.
-pub(super) async fn serve<A>(listener: TcpListener, answer: A) -> Infallible
+pub(crate) async fn serve<A>(listener: TcpListener, answer: A) -> Infallible
 where
     A: Fn(&str) -> Response<String> + Clone + Send + 'static,
 {
@@ -79,12 +101,12 @@ where
                         .serve_connection(TokioIo::new(stream), service);
                     connections.spawn(async {
                         if let Err(error) = connection.await {
-                            tracing::debug!("a health check's connection: {error}");
+                            tracing::debug!("a connection: {error}");
                         }
                     });
                 }
                 Err(error) => {
-                    tracing::debug!("a health check's connection is not accepted: {error}");
+                    tracing::debug!("a connection is not accepted: {error}");
                     sleep(ACCEPT_RETRY).await;
                 }
             },
@@ -94,7 +116,7 @@ where
 }
 
 /// An answer in JSON, with the headers that kube-proxy gives it.
-pub(super) fn json(is_good: bool, body: String) -> Response<String> {
+pub(crate) fn json(is_good: bool, body: String) -> Response<String> {
     let mut response = Response::new(body);
     *response.status_mut() = if is_good {
         StatusCode::OK

@@ -1,0 +1,47 @@
+//! `lb-agent probe`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+
+use super::{logging, output::Output};
+use crate::{
+    config::{Config, LogFormat, LogLevel, Settings},
+    plane::choice,
+};
+
+/// Print what this node can do for each plane, what it lacks and what to do about it, and which plane `lb-agent run`
+/// would choose with the same settings. All of it is tried: programs are loaded, and attached where they meet nobody.
+/// Nothing of it stays, and what serves is not touched
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes: 0 a plane can be run that the settings allow, 1 none can.")]
+pub(super) struct Probe {
+    #[command(flatten)]
+    output: Output,
+
+    /// Settings that are not given as flags or in the environment, as YAML
+    #[arg(long, value_name = "FILE", env = "LB_AGENT_CONFIG")]
+    config: Option<PathBuf>,
+
+    #[command(flatten)]
+    settings: Settings,
+}
+
+impl Probe {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        let settings = match &self.config {
+            Some(path) => self.settings.or(Settings::read(path)?),
+            None => self.settings,
+        };
+        let config = Config::new(settings)?;
+        logging::start(LogLevel::Warn, LogFormat::Text);
+        let report = choice::probe(config.plane, &config.plane_options()?);
+        self.output.print(&report, &report)?;
+        Ok(if report.chosen.is_some() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}

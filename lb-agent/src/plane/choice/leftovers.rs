@@ -1,0 +1,62 @@
+//! What a plane leaves in the kernel when another takes its place.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{task::spawn_blocking, time::sleep};
+
+use super::{PlaneName, ebpf, ipvs};
+
+/// When to try again to remove it. An agent of the other plane may be about to end.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Removes every trace of a plane, as a person asks for; what BPF has pinned is under `bpffs`. Says what it removed.
+///
+/// # Errors
+/// Something stays, or an agent runs that holds it.
+pub fn clean_up(plane: PlaneName, bpffs: &Path) -> anyhow::Result<Vec<String>> {
+    match plane {
+        PlaneName::Ebpf => ebpf::cleanup(bpffs),
+        PlaneName::Ipvs => ipvs::cleanup(),
+    }
+}
+
+/// Removes what other planes than the chosen one left. To be called once that serves everybody: until then whoever
+/// it does not reach is served by the other. Returns when nothing is left, and tries until then.
+pub async fn remove_leftovers(chosen: PlaneName, bpffs: PathBuf) {
+    for plane in PlaneName::ALL.into_iter().filter(|plane| *plane != chosen) {
+        let mut told = None;
+        loop {
+            match removed(plane, bpffs.clone()).await {
+                Ok(removed) => {
+                    if !removed.is_empty() {
+                        tracing::info!(
+                            count = removed.len(),
+                            "removed what {plane} had left: {chosen} serves now"
+                        );
+                        tracing::debug!(?removed, "removed what {plane} had left");
+                    }
+                    break;
+                }
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    if told.as_ref() != Some(&error) {
+                        tracing::warn!("what {plane} has left in the kernel stays for now: {error}");
+                        told = Some(error);
+                    }
+                }
+            }
+            sleep(RETRY).await;
+        }
+    }
+}
+
+async fn removed(plane: PlaneName, bpffs: PathBuf) -> anyhow::Result<Vec<String>> {
+    spawn_blocking(move || match plane {
+        PlaneName::Ebpf => ebpf::remove_leftovers(&bpffs),
+        PlaneName::Ipvs => ipvs::cleanup(),
+    })
+    .await?
+}
