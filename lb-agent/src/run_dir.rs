@@ -5,6 +5,8 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
@@ -12,6 +14,8 @@ use anyhow::{Context as _, bail};
 /// The file that a running agent has locked. The kernel lets go of it when the process ends, however that comes, so
 /// that nothing is told by the number of a process, which another may have by then.
 const LOCK: &str = "agent.lock";
+/// Longer than somebody has the lock who only looks whether an agent has it.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The folder, held by this process: no other agent or cleanup has it at the same time.
 #[derive(Debug)]
@@ -39,16 +43,22 @@ impl RunDir {
             .mode(0o600)
             .open(path.join(LOCK))
             .with_context(context)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                path: path.to_owned(),
-                _lock: lock,
-            }),
-            Err(TryLockError::WouldBlock) => bail!(
-                "an lb-agent is running on this node, it holds {}: stop it first",
-                path.display()
-            ),
-            Err(TryLockError::Error(error)) => Err(error).with_context(context),
+        let until = Instant::now() + LOOK;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => {
+                    return Ok(Self {
+                        path: path.to_owned(),
+                        _lock: lock,
+                    });
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(LOOK / 10),
+                Err(TryLockError::WouldBlock) => bail!(
+                    "an lb-agent is running on this node, it holds {}: stop it first",
+                    path.display()
+                ),
+                Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+            }
         }
     }
 
@@ -77,10 +87,63 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    // Shared, so that who only asks is in nobody's way but an agent's that starts at this very moment.
+    // Shared, so that two who look do not take each other for an agent.
     match lock.try_lock_shared() {
         Ok(()) => Ok(false),
         Err(TryLockError::WouldBlock) => Ok(true),
         Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn it_is_made_for_root_alone_and_one_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/run");
+        assert!(!is_taken(&path).unwrap());
+        let run_dir = RunDir::take(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(is_taken(&path).unwrap());
+        let error = RunDir::take(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("is running") && error.contains("stop it first"),
+            "{error}"
+        );
+        drop(run_dir);
+        assert!(!is_taken(&path).unwrap());
+        assert!(
+            !RunDir::take(&path).unwrap().remove().unwrap(),
+            "there was the lock alone"
+        );
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_only_looks_keeps_no_agent_from_starting() {
+        let folder = tempfile::tempdir().unwrap();
+        drop(RunDir::take(folder.path()).unwrap());
+        let looks = File::open(folder.path().join(LOCK)).unwrap();
+        looks.lock_shared().unwrap();
+        let agent = thread::scope(|scope| {
+            let agent = scope.spawn(|| RunDir::take(folder.path()));
+            thread::sleep(LOOK / 5);
+            drop(looks);
+            agent.join().unwrap()
+        });
+        assert!(agent.is_ok(), "{agent:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = format!("{:#}", RunDir::take(&file.join("run")).unwrap_err());
+        assert!(error.contains("--run-dir") && error.contains("/file/run"), "{error}");
     }
 }

@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use aya::programs::SchedClassifier;
 use aya::programs::tc::TcAttachType;
+use lb_agent::plane::PlaneName;
+use lb_agent::plane::choice::remove_leftovers;
 use lb_tests::agent;
 use lb_tests::client::{Failure, Protocol};
 use lb_tests::ipvs::Table;
@@ -13,10 +16,13 @@ use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
 use lb_tests::plane::Plane;
+use lb_tests::patience::patient;
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BRIEFLY, World, becomes_answered_by, cluster_ips, host_that_is_served, is_silence, node_ports};
+use crate::fixture::{
+    BRIEFLY, SOON, World, becomes_answered_by, cluster_ips, host_that_is_served, is_silence, node_ports,
+};
 
 /// What has the addresses of Services on a node of the IPVS plane.
 const IPVS_LINK: &str = "lb-ipvs0";
@@ -87,6 +93,37 @@ fn beside_a_running_agent_nothing_is_removed() {
         (traces(world.node1()), ruleset(world.node1())),
         (Vec::new(), String::new())
     );
+}
+
+#[test]
+fn what_bpf_left_goes_when_another_plane_serves_and_not_while_its_agent_runs() {
+    let mut world = World::new();
+    let backend = world.backend(1, "backend", Attachment::Veth);
+    world.apply(&Service::new("web", 1, TARGET).with_endpoints([&backend]));
+    world.start_agent_with(1, &["--plane", "ebpf"]);
+    let before = (programs(world.node1()), ruleset(world.node1()));
+    assert!(before.0 > 0);
+
+    let remove = |node: &Node, within: Duration| {
+        let bpffs = node.bpffs().path();
+        let removed = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            runtime.unwrap().block_on(async {
+                let removed = remove_leftovers(PlaneName::Ipvs, bpffs);
+                tokio::time::timeout(within, removed).await.is_ok()
+            })
+        };
+        node.netns().run(removed).unwrap()
+    };
+    let held = world.node1();
+    assert!(!remove(held, Duration::from_secs(2)), "the agent holds them");
+    assert_eq!((programs(held), ruleset(held)), before);
+
+    world.agents.pop().unwrap().stop().unwrap();
+    let node = world.node1();
+    assert!(remove(node, patient(SOON)));
+    assert_eq!((programs(node), ruleset(node)), (0, String::new()));
+    assert_eq!(pins(&node.bpffs().path()), [""; 0]);
 }
 
 #[test]
