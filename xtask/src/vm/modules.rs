@@ -32,6 +32,8 @@ const WANTED: &[&str] = &[
     "nft_nat",
     "nft_ct",
     "nft_counter",
+    "nft_reject_inet",
+    "nft_fib_inet",
     "inet_diag",
     "tcp_diag",
     "udp_diag",
