@@ -16,7 +16,7 @@ const PROGRAM: &str = "nft";
 pub enum NftError {
     /// There is no program.
     #[error(
-        "the program `nft` is needed to masquerade clients of services: install nftables, or give \
+        "the program `nft` is needed for the rules of services: install nftables, or give \
          its folder in PATH"
     )]
     Missing,

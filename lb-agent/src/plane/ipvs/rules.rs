@@ -6,6 +6,7 @@
 //! change, so that no packet sees half of it, and its text holds nothing of what stays.
 
 mod chains;
+mod elements;
 mod listing;
 mod sets;
 mod table;
@@ -19,7 +20,7 @@ use std::{
 
 use tracing::warn;
 
-use self::{chains::Settings, sets::Elements};
+use self::{chains::Settings, elements::Elements};
 use crate::kernel::nft::program::{self, Detail};
 
 pub use self::table::{Change, Key, Mark, Members, Row, Table, Verdict};

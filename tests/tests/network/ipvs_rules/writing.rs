@@ -143,7 +143,7 @@ fn a_table_that_was_changed_is_the_one_that_is_written_at_once() {
     let mut any = Any(Xoshiro256PlusPlus::seed_from_u64(5));
     let mut now = any.table();
     inside(&changed, || rules_changed.replace(now.clone())).unwrap();
-    for step in 0..60 {
+    for step in 0..25 {
         let next = any.table();
         let links: BTreeSet<u32> = (0..any.0.random_range(0..4)).map(|n| 100 + n).collect();
         let change = now.change_to(&next);

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use super::{chains::Settings, sets::Elements, *};
+use super::{chains::Settings, elements::Elements, *};
 use crate::desired::{AllowedSources, Masquerade, Protocol, ServedBy};
 
 const BIT: u32 = 0x4000;
