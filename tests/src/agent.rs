@@ -85,7 +85,7 @@ impl Agent {
     ) -> Result<Self> {
         let log = Log { folder: Folder::new()? };
         let file = File::create(log.path()).context("making the agent's log")?;
-        let is_plane_said = options.args.iter().any(|arg| arg == "--plane");
+        let is_plane_said = is_said(options, "--plane");
         let mut command = launched(on_node(node, "run", is_plane_said)?, &options.launcher);
         command
             .arg("--cgroup")
@@ -249,9 +249,15 @@ fn sizes(maps: Maps) -> &'static [&'static str] {
 
 /// What an operator has to say on a kernel where processes of the host cannot be told from others.
 fn socket_lb(options: &Options) -> &'static [&'static str] {
-    let is_said = options.args.iter().any(|arg| arg == "--socket-lb");
+    let is_said = is_said(options, "--socket-lb");
     let can_serve = is_said || plane::serves_host();
     if can_serve { &[] } else { &["--socket-lb", "off"] }
+}
+
+/// Whether the arguments hold a flag, with its value beside it or behind it.
+fn is_said(options: &Options, flag: &str) -> bool {
+    let args = options.args.iter().map(|arg| arg.to_string_lossy());
+    args.into_iter().any(|arg| arg.split_once('=').map_or(&*arg, |(name, _)| name) == flag)
 }
 
 /// The same command, started by a launcher if there is one.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
 use crate::netlink::Link;
@@ -168,7 +169,8 @@ impl AsFd for Capture {
 fn open(link: u32) -> io::Result<Socket> {
     // With protocol 0 it hears nothing, in particular nothing from other links, until it is bound.
     let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
-    socket.set_recv_buffer_size(BUFFER)?;
+    // Above what the kernel lets anybody have.
+    setsockopt(&socket, sockopt::RcvBufForce, &BUFFER).map_err(io::Error::from)?;
     set_option(&socket, PACKET_AUXDATA, 1)?;
     bind(&socket, link)?;
     Ok(socket)
