@@ -195,10 +195,8 @@ fn a_program_of_ours_that_somebody_takes_off_is_put_back() {
     }
     scene.log_says(&["WARN", "taken off", &format!("link={}", link.name)]);
     eventually(LOOKED, "our programs are back", || {
-        Ok(
-            (scene.names(0, Ingress) == [ours("from_pod")] && scene.names(0, Egress) == [ours("to_link")])
-                .then_some(()),
-        )
+        let names = (scene.names(0, Ingress), scene.names(0, Egress));
+        Ok((names == (vec![ours("from_pod")], vec![ours("to_link")])).then_some(()))
     })
     .unwrap();
     scene.is_served(0);
