@@ -30,3 +30,10 @@ pub fn at_once(elsewhere: usize) -> usize {
         _ => elsewhere.div_ceil(4),
     }
 }
+
+/// How many times to do here what elsewhere is done so many times, for what is right the first time or is a matter of
+/// numbers that a slow machine does not get to.
+#[must_use]
+pub fn times(elsewhere: u32) -> u32 {
+    elsewhere / *FACTOR
+}

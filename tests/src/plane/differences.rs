@@ -20,13 +20,15 @@ pub enum Difference {
     MarksReplaced,
     /// A backend sees an address of the node's choice of a process of the node, also if its socket was bound to another.
     HostMasqueraded,
+    /// The checksum of a packet that an ICMP error quotes is still that of the packet which was answered by it.
+    QuotedChecksums,
     /// Endpoints take turns, where the BPF plane draws one at random.
     TakesTurns,
 }
 
 impl Difference {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NoLocalhostNodePorts,
         Self::AffinityByFrontend,
         Self::NearAffinityByHash,
@@ -34,6 +36,7 @@ impl Difference {
         Self::BridgeWithUplinkIsOutside,
         Self::MarksReplaced,
         Self::HostMasqueraded,
+        Self::QuotedChecksums,
         Self::TakesTurns,
     ];
 
@@ -48,6 +51,7 @@ impl Difference {
             Self::BridgeWithUplinkIsOutside => "ipvs-bridge-with-uplink-is-outside",
             Self::MarksReplaced => "ipvs-marks-replaced",
             Self::HostMasqueraded => "ipvs-host-masqueraded",
+            Self::QuotedChecksums => "ipvs-quoted-checksums",
             Self::TakesTurns => "ipvs-takes-turns",
         }
     }

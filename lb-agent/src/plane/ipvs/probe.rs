@@ -1,6 +1,6 @@
 //! What the node can do for this plane.
 
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr};
 
 use anyhow::Context as _;
 
@@ -33,10 +33,30 @@ pub fn probe(options: &IpvsOptions) -> Vec<Check> {
             Check::of("dummy link", link()),
         ]
     });
-    tried.unwrap_or_else(|error| {
-        let error = anyhow::Error::new(error).context("cannot make a network namespace to try it in (CAP_SYS_ADMIN)");
-        vec![Check::of("IPVS, nftables and a dummy link", Err(error))]
-    })
+    tried.unwrap_or_else(|error| in_place(options, &error))
+}
+
+/// What can be found out without a namespace to try it in, which takes `CAP_SYS_ADMIN`.
+fn in_place(options: &IpvsOptions, error: &io::Error) -> Vec<Check> {
+    let version = Ipvs::open().and_then(|mut ipvs| ipvs.version());
+    let is_taken = Rules::check(options.masquerade_mark);
+    let why = format!("cannot make a network namespace to try it in (CAP_SYS_ADMIN): {error}");
+    vec![
+        Check::of(
+            "IPVS",
+            version
+                .map(|version| Found::good(format!("version {version}")))
+                .map_err(Into::into),
+        ),
+        Check::of("sysctls of IPVS", settings(options)),
+        Check::of(
+            "nftables",
+            is_taken
+                .map(|()| Found::good(format!("would take the table {}", rules::TABLE)))
+                .map_err(Into::into),
+        ),
+        Check::of("dummy link", Ok(Found::Untried { why })),
+    ]
 }
 
 /// A virtual service of each family.

@@ -47,6 +47,12 @@ struct Held {
 }
 
 impl Rules {
+    /// Asks the kernel whether it would take the table. Changes nothing.
+    pub fn check(masquerade_mark: u32) -> Result<(), NftError> {
+        let settings = Settings::new(masquerade_mark, &BTreeSet::new());
+        program::check("the rules of services", &chains::table(settings))
+    }
+
     /// Takes over the table of an earlier agent, as it is, if there is one. `masquerade_mark` is the bit of the
     /// packet's mark that asks to masquerade. A table that this version cannot read is named in the log and counts as
     /// empty; [`Rules::replace`] will take its place.
