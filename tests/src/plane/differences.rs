@@ -14,12 +14,16 @@ pub enum Difference {
     NearAffinityByHash,
     /// Ports that nobody has defined are refused on addresses of load balancers and on external ones.
     UndefinedPortsRefused,
+    /// A pod and its backend on one bridge need the bridge's packets to pass the packet filter (`bridge-nf-call-iptables`).
+    BridgeNetfilter,
     /// Clients on a bridge with an uplink among its ports are not near, unless networks say who is.
     BridgeWithUplinkIsOutside,
     /// Marks of others are replaced on packets to frontends that serve near and far clients differently.
     MarksReplaced,
     /// A backend sees an address of the node's choice of a process of the node, also if its socket was bound to another.
     HostMasqueraded,
+    /// What a process of the node sends from a port that is a NodePort gets no answer.
+    NodePortAsSource,
     /// The checksum of a packet that an ICMP error quotes is still that of the packet which was answered by it.
     QuotedChecksums,
     /// Endpoints take turns, where the BPF plane draws one at random.
@@ -28,14 +32,16 @@ pub enum Difference {
 
 impl Difference {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::NoLocalhostNodePorts,
         Self::AffinityByFrontend,
         Self::NearAffinityByHash,
         Self::UndefinedPortsRefused,
+        Self::BridgeNetfilter,
         Self::BridgeWithUplinkIsOutside,
         Self::MarksReplaced,
         Self::HostMasqueraded,
+        Self::NodePortAsSource,
         Self::QuotedChecksums,
         Self::TakesTurns,
     ];
@@ -48,9 +54,11 @@ impl Difference {
             Self::AffinityByFrontend => "ipvs-affinity-by-frontend",
             Self::NearAffinityByHash => "ipvs-near-affinity-by-hash",
             Self::UndefinedPortsRefused => "ipvs-undefined-ports-refused",
+            Self::BridgeNetfilter => "ipvs-bridge-netfilter",
             Self::BridgeWithUplinkIsOutside => "ipvs-bridge-with-uplink-is-outside",
             Self::MarksReplaced => "ipvs-marks-replaced",
             Self::HostMasqueraded => "ipvs-host-masqueraded",
+            Self::NodePortAsSource => "ipvs-node-port-as-source",
             Self::QuotedChecksums => "ipvs-quoted-checksums",
             Self::TakesTurns => "ipvs-takes-turns",
         }

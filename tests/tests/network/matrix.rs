@@ -4,14 +4,21 @@ use lb_tests::agent::Options;
 use lb_tests::capture::Capture;
 use lb_tests::matrix::{Asker, Cell};
 use lb_tests::network::{self, Network};
-use lb_tests::plane;
+use lb_tests::plane::{self, Difference};
 use lb_tests::source::Source;
 use lb_tests::stage::Stage;
 
 fn stage(options: network::Options) -> Stage {
+    let needs_settings = !options.bridge_netfilter && Difference::BridgeNetfilter.applies();
     let network = Network::with(options).unwrap();
     let mut stage = Stage::build(network, Source::folder().unwrap()).unwrap();
-    stage.start_agents(&Options::default()).unwrap();
+    let set = needs_settings.then(|| "--set-sysctls".into());
+    stage
+        .start_agents(&Options {
+            args: set.into_iter().collect(),
+            ..Options::default()
+        })
+        .unwrap();
     stage
 }
 

@@ -19,9 +19,9 @@ impl Limit {
     #[must_use]
     const fn id(self) -> &'static str {
         match self {
-            Self::AffinityByFrontend => "affinity-by-frontend",
-            Self::AffinityByHash => "affinity-by-hash",
-            Self::LoopbackNodePort => "no-loopback-node-port",
+            Self::AffinityByFrontend => "ipvs-affinity-by-frontend",
+            Self::AffinityByHash => "ipvs-near-affinity-by-hash",
+            Self::LoopbackNodePort => "ipvs-no-localhost-node-ports",
         }
     }
 }
