@@ -24,6 +24,8 @@ pub enum Difference {
     HostMasqueraded,
     /// What a process of the node sends from a port that is a NodePort gets no answer.
     NodePortAsSource,
+    /// A process of the node that is refused without a connection is told that it is not permitted.
+    HostDenied,
     /// The checksum of a packet that an ICMP error quotes is still that of the packet which was answered by it.
     QuotedChecksums,
     /// Endpoints take turns, where the BPF plane draws one at random.
@@ -32,7 +34,7 @@ pub enum Difference {
 
 impl Difference {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NoLocalhostNodePorts,
         Self::AffinityByFrontend,
         Self::NearAffinityByHash,
@@ -42,6 +44,7 @@ impl Difference {
         Self::MarksReplaced,
         Self::HostMasqueraded,
         Self::NodePortAsSource,
+        Self::HostDenied,
         Self::QuotedChecksums,
         Self::TakesTurns,
     ];
@@ -59,6 +62,7 @@ impl Difference {
             Self::MarksReplaced => "ipvs-marks-replaced",
             Self::HostMasqueraded => "ipvs-host-masqueraded",
             Self::NodePortAsSource => "ipvs-node-port-as-source",
+            Self::HostDenied => "ipvs-host-denied",
             Self::QuotedChecksums => "ipvs-quoted-checksums",
             Self::TakesTurns => "ipvs-takes-turns",
         }
