@@ -24,6 +24,8 @@ pub enum Difference {
     HostMasqueraded,
     /// What a process of the node sends from a port that is a NodePort gets no answer.
     NodePortAsSource,
+    /// A socket of the node that is bound to a link reaches a Service if a route to the Service's address leads there.
+    BoundToLink,
     /// A process of the node that is refused without a connection is told that it is not permitted.
     HostDenied,
     /// The checksum of a packet that an ICMP error quotes is still that of the packet which was answered by it.
@@ -34,7 +36,7 @@ pub enum Difference {
 
 impl Difference {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::NoLocalhostNodePorts,
         Self::AffinityByFrontend,
         Self::NearAffinityByHash,
@@ -44,6 +46,7 @@ impl Difference {
         Self::MarksReplaced,
         Self::HostMasqueraded,
         Self::NodePortAsSource,
+        Self::BoundToLink,
         Self::HostDenied,
         Self::QuotedChecksums,
         Self::TakesTurns,
@@ -62,6 +65,7 @@ impl Difference {
             Self::MarksReplaced => "ipvs-marks-replaced",
             Self::HostMasqueraded => "ipvs-host-masqueraded",
             Self::NodePortAsSource => "ipvs-node-port-as-source",
+            Self::BoundToLink => "ipvs-bound-to-link",
             Self::HostDenied => "ipvs-host-denied",
             Self::QuotedChecksums => "ipvs-quoted-checksums",
             Self::TakesTurns => "ipvs-takes-turns",
