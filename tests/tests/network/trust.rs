@@ -76,8 +76,8 @@ fn clients_that_claim_an_address_of_the_node_are_not_believed() {
 #[test]
 fn a_mark_that_a_pod_sets_gives_it_no_address_of_the_node() {
     let (mut world, backend, service) = World::with_node_port(2);
-    world.start_agent(1);
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    world.start_agent(1);
     let client = pod.client();
     for (own, (direct, through)) in pod
         .addresses()

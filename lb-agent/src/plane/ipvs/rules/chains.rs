@@ -185,17 +185,27 @@ fn decide(settings: Settings, family: Family) -> Vec<Chain> {
     } else {
         "iif @pod_links".to_owned()
     };
+    let allowed = |protocol| {
+        format!("meta l4proto {protocol} {ip} daddr . th dport . {ip} saddr @allowed_{protocol}_sources_{v} return")
+    };
     vec![
         chain(
             format!("input_{v}"),
             vec![
-                format!(
-                    "{dialled} @restricted_{v} ct state != {{ established, related }} \
-                     {dialled} . {ip} saddr != @allowed_sources_{v} drop comment \"loadBalancerSourceRanges\""
-                ),
+                format!("{dialled} @restricted_{v} jump restricted_{v}"),
                 format!("{near} goto dialled_{v} comment \"near clients\""),
                 format!("{dialled} vmap @far_frontends_{v}"),
                 format!("goto dialled_{v}"),
+            ],
+        ),
+        chain(
+            format!("restricted_{v}"),
+            vec![
+                "ct state { established, related } return".to_owned(),
+                allowed("tcp"),
+                allowed("udp"),
+                allowed("sctp"),
+                "drop comment \"loadBalancerSourceRanges\"".to_owned(),
             ],
         ),
         chain(
@@ -237,7 +247,7 @@ fn serve(settings: Settings, family: Family) -> Vec<Chain> {
     };
     let answers_come_back = format!("{of_pod} accept comment \"a pod of this node: answers come by here\"");
     let set_mark = |client| format!("meta mark set {dialled} map @{client}_marks_{v}");
-    let mut near = vec![set_mark("near")];
+    let mut near = vec![not_of_node(), set_mark("near")];
     if settings.has_pod_networks(family) {
         near.push(answers_come_back.clone());
         near.push("fib saddr type local accept comment \"the node itself\"".to_owned());
@@ -247,18 +257,24 @@ fn serve(settings: Settings, family: Family) -> Vec<Chain> {
         chain(
             format!("serve_{v}"),
             vec![
+                not_of_node(),
                 answers_come_back,
                 format!("ct state new meta mark set meta mark | {bit:#x}"),
             ],
         ),
         chain(format!("select_near_{v}"), near),
-        chain(format!("select_far_{v}"), vec![set_mark("far")]),
+        chain(format!("select_far_{v}"), vec![not_of_node(), set_mark("far")]),
     ]
+}
+
+/// The kernel itself believes whoever claims an IPv6 address of the node.
+fn not_of_node() -> String {
+    "iif != \"lo\" fib saddr type local drop comment \"comes from outside with an address of the node\"".to_owned()
 }
 
 fn serve_masqueraded() -> Vec<String> {
     let mark = Mark::OURS | Mark::MASQUERADE_ALWAYS | Mark::MASQUERADE;
-    vec![format!("ct state new meta mark set {mark:#x}")]
+    vec![not_of_node(), format!("ct state new meta mark set {mark:#x}")]
 }
 
 /// Whose address gives way to the node's.

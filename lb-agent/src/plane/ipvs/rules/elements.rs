@@ -148,7 +148,9 @@ impl Elements {
             // One of the other family would have `nft` refuse all of the transaction, and is nobody's here.
             let of_family = allowed.ranges.iter().filter(|range| Family::of(range.addr()) == family);
             for range in IpNet::aggregate(&of_family.copied().collect()) {
-                self.add(Kind::AllowedSources, family, format!("{at} . {range}"), None);
+                let kind = Kind::AllowedSources(key.protocol);
+                let key = format!("{} . {} . {range}", key.address.ip(), key.address.port());
+                self.add(kind, family, key, None);
             }
         }
         self.add(Kind::Frontends, family, at, Some(near));

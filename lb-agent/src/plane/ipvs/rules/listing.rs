@@ -97,9 +97,15 @@ impl Parts {
             Kind::Restricted => {
                 self.allowed.entry(key(&element["concat"])?).or_default();
             }
-            Kind::AllowedSources => {
-                let ranges = &mut self.allowed.entry(key(&element["concat"])?).or_default().ranges;
-                ranges.insert(network(&element["concat"][3])?);
+            Kind::AllowedSources(protocol) => {
+                let [address, port, source] = element["concat"].as_array()?.as_slice() else {
+                    return None;
+                };
+                let key = Key {
+                    protocol,
+                    address: SocketAddr::new(ip(address)?, u16::try_from(number(port)?).ok()?),
+                };
+                self.allowed.entry(key).or_default().ranges.insert(network(source)?);
             }
             Kind::NodeRefused => {
                 self.node_refused.insert(key(&element["concat"])?);

@@ -1,6 +1,6 @@
 //! The sets and maps of the table, and what they are for.
 
-use crate::desired::Family;
+use crate::desired::{Family, Protocol};
 
 /// A set or map. Those of the two families differ in the type of addresses alone.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -19,7 +19,9 @@ pub(super) enum Kind {
     NearMarks,
     FarMarks,
     Restricted,
-    AllowedSources,
+    /// One a protocol: `nft` 1.0.6 turns a protocol in a key of intervals about as if it had bytes to turn, which kernels from 6.12
+    /// on refuse.
+    AllowedSources(Protocol),
     NodeRefused,
     ClusterIps,
     OwnAddresses,
@@ -31,13 +33,15 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Frontends,
         Self::FarFrontends,
         Self::NearMarks,
         Self::FarMarks,
         Self::Restricted,
-        Self::AllowedSources,
+        Self::AllowedSources(Protocol::Tcp),
+        Self::AllowedSources(Protocol::Udp),
+        Self::AllowedSources(Protocol::Sctp),
         Self::NodeRefused,
         Self::ClusterIps,
         Self::OwnAddresses,
@@ -55,7 +59,9 @@ impl Kind {
             Self::NearMarks => "near_marks",
             Self::FarMarks => "far_marks",
             Self::Restricted => "restricted",
-            Self::AllowedSources => "allowed_sources",
+            Self::AllowedSources(Protocol::Tcp) => "allowed_tcp_sources",
+            Self::AllowedSources(Protocol::Udp) => "allowed_udp_sources",
+            Self::AllowedSources(Protocol::Sctp) => "allowed_sctp_sources",
             Self::NodeRefused => "node_refused",
             Self::ClusterIps => "cluster_ips",
             Self::OwnAddresses => "own_addresses",
@@ -75,7 +81,7 @@ impl Kind {
             Self::NearMarks => "IPVS services by mark: of pods and the node",
             Self::FarMarks => "IPVS services by mark: of clients from outside",
             Self::Restricted => "frontends with loadBalancerSourceRanges",
-            Self::AllowedSources => "clients that these frontends are for",
+            Self::AllowedSources(_) => "clients that these frontends are for",
             Self::NodeRefused => "those of them that are not for the node itself",
             Self::ClusterIps => "their undefined ports are refused",
             Self::OwnAddresses => "load balancers' and external addresses on lb-ipvs0: undefined ports are refused",
@@ -94,7 +100,7 @@ impl Kind {
             Self::Frontends | Self::FarFrontends => format!("{frontend} : verdict"),
             Self::NearMarks | Self::FarMarks => format!("{frontend} : mark"),
             Self::Restricted | Self::NodeRefused => frontend,
-            Self::AllowedSources => format!("{frontend} . {address}"),
+            Self::AllowedSources(_) => format!("{address} . inet_service . {address}"),
             Self::Hairpins => format!("{address} . {address}"),
             _ => address.to_owned(),
         }
@@ -109,7 +115,10 @@ impl Kind {
 
     /// Whether elements are networks.
     pub(super) const fn has_networks(self) -> bool {
-        matches!(self, Self::AllowedSources | Self::ServiceNetworks | Self::PodNetworks)
+        matches!(
+            self,
+            Self::AllowedSources(_) | Self::ServiceNetworks | Self::PodNetworks
+        )
     }
 }
 

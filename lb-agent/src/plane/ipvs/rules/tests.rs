@@ -69,7 +69,7 @@ fn ranges_that_overlap_are_one_and_those_of_the_other_family_none() {
         [
             "add element inet lb-agent-ipvs frontends_v6 { 2001:db8::1 . sctp . 80 : goto serve_v6 }",
             "add element inet lb-agent-ipvs restricted_v6 { 2001:db8::1 . sctp . 80 }",
-            "add element inet lb-agent-ipvs allowed_sources_v6 { 2001:db8::1 . sctp . 80 . 2001:db8:1::/48 }",
+            "add element inet lb-agent-ipvs allowed_sctp_sources_v6 { 2001:db8::1 . 80 . 2001:db8:1::/48 }",
             "add element inet lb-agent-ipvs node_refused_v6 { 2001:db8::1 . sctp . 80 }",
         ]
     );
