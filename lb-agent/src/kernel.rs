@@ -2,6 +2,7 @@
 
 pub mod addresses;
 pub mod cgroup;
+pub mod conntrack;
 pub mod dummy;
 pub mod ipvs;
 pub mod links;

@@ -1,13 +1,17 @@
-//! rtnetlink for threads that wait for the answer.
+//! Netlink for threads that wait for the answer.
 
-use std::{collections::BTreeMap, io};
+use std::{collections::BTreeMap, io, marker::PhantomData};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload, NetlinkSerializable,
 };
+use netlink_packet_netfilter::NetfilterMessage;
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::{
+    Socket, SocketAddr,
+    protocols::{NETLINK_NETFILTER, NETLINK_ROUTE},
+};
 
 /// How many requests are sent at once. The kernel answers all of them before the sender can read, and counts
 /// about 800 bytes for each answer: these are less than half of what a socket has room for by default.
@@ -15,23 +19,42 @@ const AT_ONCE: usize = 100;
 /// How often something is asked for that changes while it is told.
 const DUMPS: usize = 10;
 
-/// A socket that asks, for the network namespace of the thread that opened it.
-#[derive(Debug)]
-pub(crate) struct Requests {
-    socket: Socket,
-    sequence: u32,
+/// A message of a protocol of netlink.
+pub(crate) trait Message: NetlinkSerializable + NetlinkDeserializable + Clone {
+    /// The protocol's number.
+    const PROTOCOL: isize;
 }
 
-impl Requests {
+impl Message for RouteNetlinkMessage {
+    const PROTOCOL: isize = NETLINK_ROUTE;
+}
+
+impl Message for NetfilterMessage {
+    const PROTOCOL: isize = NETLINK_NETFILTER;
+}
+
+/// A socket that asks, for the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct Requests<M = RouteNetlinkMessage> {
+    socket: Socket,
+    sequence: u32,
+    message: PhantomData<M>,
+}
+
+impl<M: Message> Requests<M> {
     pub(crate) fn open() -> io::Result<Self> {
-        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        let mut socket = Socket::new(M::PROTOCOL)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        Ok(Self { socket, sequence: 0 })
+        Ok(Self {
+            socket,
+            sequence: 0,
+            message: PhantomData,
+        })
     }
 
     /// Has something done.
-    pub(crate) fn request(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+    pub(crate) fn request(&mut self, message: M, flags: u16) -> io::Result<()> {
         self.ask(message, NLM_F_ACK | flags).map(drop)
     }
 
@@ -39,7 +62,7 @@ impl Requests {
     /// failed, by their place among the messages.
     pub(crate) fn request_all(
         &mut self,
-        messages: impl IntoIterator<Item = RouteNetlinkMessage>,
+        messages: impl IntoIterator<Item = M>,
         flags: u16,
     ) -> BTreeMap<usize, io::Error> {
         let mut failed = BTreeMap::new();
@@ -81,13 +104,13 @@ impl Requests {
     }
 
     /// Asks for one thing.
-    pub(crate) fn get(&mut self, message: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    pub(crate) fn get(&mut self, message: M) -> io::Result<Vec<M>> {
         self.ask(message, NLM_F_ACK).map(|(answers, _)| answers)
     }
 
     /// Asks for all that there is of something. Begins again where it changed meanwhile, since some of it
     /// may be missing then.
-    pub(crate) fn dump(&mut self, message: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
+    pub(crate) fn dump(&mut self, message: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMPS {
             let (answers, is_whole) = self.ask(message.clone(), NLM_F_DUMP)?;
             if is_whole {
@@ -101,7 +124,7 @@ impl Requests {
 
     /// Sends a request and reads the answers, up to the acknowledgement or the end of the dump. Also says
     /// whether nothing changed meanwhile.
-    fn ask(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<(Vec<RouteNetlinkMessage>, bool)> {
+    fn ask(&mut self, message: M, flags: u16) -> io::Result<(Vec<M>, bool)> {
         let request = self.serialize(message, flags);
         self.socket.send(&request, 0)?;
         let mut answers = Vec::new();
@@ -125,15 +148,15 @@ impl Requests {
         }
     }
 
-    fn serialize(&mut self, message: RouteNetlinkMessage, flags: u16) -> Vec<u8> {
+    fn serialize(&mut self, message: M, flags: u16) -> Vec<u8> {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut request = NetlinkMessage::from(message);
+        let mut request = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(message));
         request.header.flags = NLM_F_REQUEST | flags;
         request.header.sequence_number = self.sequence;
         serialize(request)
     }
 
-    fn receive(&self) -> io::Result<Vec<NetlinkMessage<RouteNetlinkMessage>>> {
+    fn receive(&self) -> io::Result<Vec<NetlinkMessage<M>>> {
         let (datagram, _) = self.socket.recv_from_full()?;
         deserialize(&datagram)
     }

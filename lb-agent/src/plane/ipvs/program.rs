@@ -23,6 +23,7 @@ use super::{
 use crate::{
     desired::{Masquerade, Protocol, ServicePortName, State},
     kernel::{
+        conntrack::{self, Datagrams},
         dummy::{self, DummyLink},
         ipvs::{Command, Ipvs, ServiceKey},
     },
@@ -155,6 +156,7 @@ impl Programmed {
             commands.extend(self.servers.commands(*key, wanted));
         }
         let failed = self.send(&commands);
+        forget_datagrams(&commands);
         for (key, error) in failed {
             match self.ports.owner_of_server(key) {
                 Some(name) => {
@@ -358,6 +360,36 @@ impl Programmed {
             warn!("addresses that nobody wants stay for now: {error}");
         }
         writes
+    }
+}
+
+/// Of datagrams that were sent before the change, to nobody or to an endpoint that is gone, nothing is to stay: the
+/// kernel would take the next ones for more of the same.
+fn forget_datagrams(commands: &[Command]) {
+    let of_frontend = |key: &ServiceKey| match *key {
+        ServiceKey::Address {
+            protocol: Protocol::Udp,
+            address,
+        } => Some(Some(address)),
+        ServiceKey::Address { .. } => None,
+        ServiceKey::Mark { .. } => Some(None),
+    };
+    let gone = |command: &Command| match *command {
+        Command::AddService(key, _) | Command::DeleteService(key) => of_frontend(&key)?.map(Datagrams::To),
+        Command::DeleteDestination(key, backend) => Some(match of_frontend(&key)? {
+            Some(frontend) => Datagrams::Between(frontend, backend),
+            None => Datagrams::TranslatedTo(backend),
+        }),
+        Command::SetService(..) | Command::AddDestination(..) | Command::SetDestination(..) => None,
+    };
+    let gone: BTreeSet<Datagrams> = commands.iter().filter_map(gone).collect();
+    if gone.is_empty() {
+        return;
+    }
+    match conntrack::forget(&gone) {
+        Ok(0) => {}
+        Ok(connections) => debug!(connections, "forgotten: their datagrams go elsewhere now"),
+        Err(error) => warn!("clients that go on sending datagrams may stay with endpoints that are gone: {error}"),
     }
 }
 
