@@ -20,7 +20,7 @@ use lb_tests::manifests::Service;
 use lb_tests::netlink::{Cidr, End};
 use lb_tests::netns::Netns;
 use lb_tests::network::{Attachment, Node, Pod, plan};
-use lb_tests::plane::{Plane, other_than};
+use lb_tests::plane::{self, Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
@@ -284,7 +284,10 @@ fn where_strict_filters_drop_what_pods_send_to_other_nodes_they_are_named_and_ca
         let asked = if node == 1 { one } else { two };
         let before = filtered(asked);
         assert!(ask().is_err());
-        assert!(filtered(asked) > before, "at node {node}");
+        // With IPVS it is the ARP request for the way back that has the node's address already, and that is dropped
+        // without being counted.
+        let is_counted = node == 2 || plane::is(Plane::Ebpf);
+        assert!(!is_counted || filtered(asked) > before, "at node {node}");
 
         world.agents.remove(place).stop().unwrap();
         world.start_agent_with(node, &["--set-sysctls"]);

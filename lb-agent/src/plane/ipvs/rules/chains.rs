@@ -269,7 +269,9 @@ fn serve(settings: Settings, family: Family) -> Vec<Chain> {
 
 /// The kernel itself believes whoever claims an IPv6 address of the node.
 fn not_of_node() -> String {
-    "iif != \"lo\" fib saddr type local drop comment \"comes from outside with an address of the node\"".to_owned()
+    // What the node itself sends comes in by no link, which newer kernels compare as 0.
+    "iif != { 0, \"lo\" } fib saddr type local drop comment \"comes from outside with an address of the node\""
+        .to_owned()
 }
 
 fn serve_masqueraded() -> Vec<String> {
