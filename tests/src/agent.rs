@@ -257,7 +257,8 @@ fn socket_lb(options: &Options) -> &'static [&'static str] {
 /// Whether the arguments hold a flag, with its value beside it or behind it.
 fn is_said(options: &Options, flag: &str) -> bool {
     let args = options.args.iter().map(|arg| arg.to_string_lossy());
-    args.into_iter().any(|arg| arg.split_once('=').map_or(&*arg, |(name, _)| name) == flag)
+    args.into_iter()
+        .any(|arg| arg.split_once('=').map_or(&*arg, |(name, _)| name) == flag)
 }
 
 /// The same command, started by a launcher if there is one.

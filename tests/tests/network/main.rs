@@ -22,6 +22,7 @@ mod fallback;
 mod fixture;
 mod foreign;
 mod fragments;
+mod graceful;
 mod health;
 mod host_udp;
 mod initial_netns;
