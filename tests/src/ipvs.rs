@@ -6,11 +6,16 @@ use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::network::Node;
 use crate::process;
+
+/// How often the kernel sums up what its processors have counted.
+const COUNTED_EVERY: Duration = Duration::from_secs(2);
 
 /// What a virtual service is known by.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -128,6 +133,7 @@ pub fn ipvsadm(node: &Node, args: &str, input: &str) -> Result<String> {
 
 /// How many connections each destination has been given since it was added: with it gone and added anew, none.
 pub fn given(node: &Node) -> Result<BTreeMap<(Virtual, SocketAddr), u64>> {
+    thread::sleep(COUNTED_EVERY + Duration::from_secs(1));
     parse_given(&ipvsadm(node, "--list --numeric --stats --exact", "")?)
 }
 

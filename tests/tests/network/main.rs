@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod addresses;
+mod adopted;
 mod agreement;
 mod bad_input;
 mod bare;
