@@ -49,5 +49,6 @@ mod sources;
 mod stacked;
 mod stale;
 mod sysctls;
+mod taken_over;
 mod trust;
 mod uplinks;
