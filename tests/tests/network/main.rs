@@ -38,6 +38,7 @@ mod offload;
 mod old_kernels;
 mod other_proxy;
 mod path_mtu;
+mod planes;
 mod plumbing;
 mod pod_sockets;
 mod ports;
