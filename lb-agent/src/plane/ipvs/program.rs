@@ -181,7 +181,11 @@ impl Programmed {
         edit.local_endpoints
             .added
             .extend(endpoints.filter(|ip| self.ports.has_endpoint(*ip)));
-        edit.own_addresses.added = self.own_addresses(&touched.addresses, around);
+        // Of those that are on the link it is known, unless a ClusterIP has changed; the others are looked for among
+        // all addresses of the node.
+        let is_known = |ip: &&IpAddr| self.addresses.contains(*ip) && !edit.cluster_ips.contains_key(*ip);
+        let unknown = touched.addresses.iter().filter(|ip| !is_known(ip)).copied().collect();
+        edit.own_addresses.added = self.own_addresses(&unknown, around);
         match self.rules.apply(edit) {
             Ok(writes) => writes,
             Err(error) => {
