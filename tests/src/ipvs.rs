@@ -1,14 +1,21 @@
-//! What the kernel's IPVS holds on a node, as `ipvsadm` shows it: somebody else's eyes on what the agent has programmed.
+//! What the kernel's IPVS holds on a node, as `ipvsadm` shows it: somebody else's eyes on what the agent has programmed,
+//! and somebody else's hands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::network::Node;
 use crate::process;
+
+/// How often the kernel sums up what its processors have counted.
+const COUNTED_EVERY: Duration = Duration::from_secs(2);
 
 /// What a virtual service is known by.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -53,14 +60,7 @@ pub struct Table(pub BTreeMap<Virtual, Served>);
 impl Table {
     /// Asks for it.
     pub fn of(node: &Node) -> Result<Self> {
-        let mut command = Command::new("ipvsadm");
-        command.args(["--list", "--numeric"]).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let output = process::spawn(command, node.netns(), None)?.wait_with_output()?;
-        if !output.status.success() {
-            bail!("ipvsadm: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        Self::parse(&String::from_utf8(output.stdout).context("what ipvsadm prints")?)
+        Self::parse(&ipvsadm(node, "--list --numeric", "")?)
     }
 
     /// Reads what `ipvsadm --list --numeric` prints.
@@ -105,6 +105,54 @@ impl Table {
         let takes = |(address, weight): (&SocketAddr, &u32)| (*weight > 0).then_some(*address);
         Some(self.0.get(&key)?.destinations.iter().filter_map(takes).collect())
     }
+}
+
+/// Has `ipvsadm` carry out rules, a line each, as somebody else on the node would.
+pub fn restore(node: &Node, rules: &str) -> Result<()> {
+    ipvsadm(node, "--restore", rules).map(drop)
+}
+
+/// Runs `ipvsadm` on a node with these arguments and this input, and returns what it prints.
+pub fn ipvsadm(node: &Node, args: &str, input: &str) -> Result<String> {
+    let mut command = Command::new("ipvsadm");
+    command.args(args.split(' ')).stdin(Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = process::spawn(command, node.netns(), None)?;
+    let mut stdin = child.stdin.take().context("a child has no pipe")?;
+    stdin.write_all(input.as_bytes()).context("writing to ipvsadm")?;
+    drop(stdin);
+    let output = child.wait_with_output()?;
+    if !output.status.success() {
+        bail!(
+            "ipvsadm {args}: {}\n{input}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    String::from_utf8(output.stdout).context("what ipvsadm prints")
+}
+
+/// How many connections each destination has been given since it was added: with it gone and added anew, none.
+pub fn given(node: &Node) -> Result<BTreeMap<(Virtual, SocketAddr), u64>> {
+    thread::sleep(COUNTED_EVERY + Duration::from_secs(1));
+    parse_given(&ipvsadm(node, "--list --numeric --stats --exact", "")?)
+}
+
+/// Reads what `ipvsadm --list --numeric --stats --exact` prints.
+fn parse_given(text: &str) -> Result<BTreeMap<(Virtual, SocketAddr), u64>> {
+    let mut given = BTreeMap::new();
+    let mut last = None;
+    for line in text.lines().skip(3) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let reading = || format!("{line:?} of ipvsadm");
+        if let ["->", address, connections, ..] = words[..] {
+            let key = last.with_context(reading)?;
+            let address = address.parse().with_context(reading)?;
+            given.insert((key, address), connections.parse().with_context(reading)?);
+        } else {
+            last = Some(key(&words).with_context(reading)?.0);
+        }
+    }
+    Ok(given)
 }
 
 /// What a line of a virtual service begins with, and what follows.
@@ -182,6 +230,24 @@ FWM  3 rr
             is_v6: true,
         };
         assert_eq!(table.0[&near].scheduler, "sh");
+    }
+
+    #[test]
+    fn what_each_was_given_is_read() {
+        let text = "\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port               Conns   InPkts  OutPkts  InBytes OutBytes
+  -> RemoteAddress:Port
+TCP  10.96.0.1:443                       3       18        9     1000      800
+  -> 172.18.0.2:6443                     3       18        9     1000      800
+FWM  7 IPv6                              1        5        0      400        0
+  -> [fd00:244:1::2]:8080                1        5        0      400        0
+";
+        let given = parse_given(text).unwrap();
+        let api = Virtual::Address(Protocol::Tcp, "10.96.0.1:443".parse().unwrap());
+        assert_eq!(given[&(api, "172.18.0.2:6443".parse().unwrap())], 3);
+        let marked = Virtual::Mark { mark: 7, is_v6: true };
+        assert_eq!(given[&(marked, "[fd00:244:1::2]:8080".parse().unwrap())], 1);
     }
 
     #[test]

@@ -122,7 +122,8 @@ impl IpvsPlane {
 
     /// Takes over what the kernel holds of an earlier agent: what is wanted of it stays as it is.
     fn adopt(&mut self, state: &State) -> anyhow::Result<()> {
-        let old = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
+        let mut old = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
+        old.retain(|_, row| row.is_ours());
         let marks: BTreeMap<Key, Mark> = old
             .iter()
             .filter_map(|(key, row)| Some((*key, mark_of(row)?)))
@@ -155,6 +156,7 @@ impl IpvsPlane {
                     // Those at addresses of the node may be of keepalived, or whoever: only one that is in our way.
                     let is_kube_proxys = kube_proxys.contains(&address.ip()) || self.take_over && wanted.contains(&row);
                     if !old.contains_key(&row) && !is_kube_proxys {
+                        self.programmed.foreign.extend(wanted.contains(&row).then_some(row));
                         continue;
                     }
                     self.programmed.leaving.insert(row);
@@ -179,6 +181,11 @@ impl IpvsPlane {
     fn write_all(&mut self) -> anyhow::Result<Outcome> {
         let programmed = &mut self.programmed;
         let rows = programmed.ports.all_rows();
+        programmed.look_for_foreign(rows.keys());
+        let rows: BTreeMap<Key, Row> = rows
+            .into_keys()
+            .filter_map(|key| Some((key, programmed.row(key)?.clone())))
+            .collect();
         let mut touched = Touched {
             rows: rows.keys().chain(&programmed.leaving).copied().collect(),
             servers: programmed
@@ -346,7 +353,7 @@ impl Plane for IpvsPlane {
 fn mark_of(row: &Row) -> Option<Mark> {
     [row.near, row.far].into_iter().find_map(|verdict| match verdict {
         Verdict::Select(mark) => Some(mark),
-        Verdict::Serve | Verdict::Reject | Verdict::Drop => None,
+        Verdict::Serve | Verdict::Reject | Verdict::Drop | Verdict::Leave => None,
     })
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
 use k8s_openapi::api::core::v1 as core;
-use lb_tests::ipvs::{Protocol, Table, Virtual};
+use lb_tests::ipvs::{self, Protocol, Table, Virtual};
 use lb_tests::manifests::{Manifest, Service};
 use lb_tests::network::{Attachment, Node, plan};
 use lb_tests::nft::{Key, frontend_maps};
@@ -220,13 +220,13 @@ fn what_is_said_to_be_served_is_what_ipvs_and_the_packet_filter_hold() {
     agrees(world.node1());
 }
 
-/// Runs a program on a node, which is to end well.
-fn run(node: &Node, program: &str, args: &str, stdin: &str) {
-    let mut command = Command::new(program);
-    command.args(args.split(' ')).stdin(Stdio::piped());
+/// Gives the packet filter of a node these rules.
+fn add_rules(node: &Node, rules: &str) {
+    let mut command = Command::new("nft");
+    command.args(["-f", "-"]).stdin(Stdio::piped());
     let mut child = process::spawn(command, node.netns(), None).unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success(), "{program} {args} {stdin}");
+    child.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{rules}");
 }
 
 /// The test above believes these two: here they read what somebody else has written.
@@ -245,7 +245,7 @@ fn what_is_set_by_hand_is_read_back() {
                  -A -u [fd00:96::1]:53 -s sh\n\
                  -A -f 7 -6 -s rr\n\
                  -a -f 7 -6 -r [fd00:244:1::2]:8080 -m -w 3\n";
-    run(node, "ipvsadm", "--restore", rules);
+    ipvs::restore(node, rules).unwrap();
     let table = Table::of(node).unwrap();
     let web = Virtual::Address(Protocol::Tcp, frontend);
     assert_eq!(table.0.len(), 3, "{table}");
@@ -266,7 +266,7 @@ fn what_is_set_by_hand_is_read_back() {
                  add set inet lb-agent-ipvs others { type ipv4_addr; }\n\
                  add element inet lb-agent-ipvs frontends_v4 { 10.96.0.1 . tcp . 80 comment \"web\" : accept }\n\
                  add element inet lb-agent-ipvs near_marks_v6 { fd00:96::1 . udp . 53 : 7 }\n";
-    run(node, "nft", "-f -", rules);
+    add_rules(node, rules);
     let kernel = Kernel::of(node);
     assert_eq!(
         kernel.maps["frontends"].keys().collect::<Vec<_>>(),

@@ -170,7 +170,7 @@ fn settings(node: &Node) -> BTreeMap<String, String> {
 }
 
 /// How many programs are attached to links of a node, in whichever way this kernel has.
-fn programs(node: &Node) -> usize {
+pub(crate) fn programs(node: &Node) -> usize {
     let netlink = node.netns().netlink().unwrap();
     let links = netlink.links().unwrap();
     if !Feature::Tcx.is_there().unwrap() {
@@ -191,7 +191,7 @@ fn programs(node: &Node) -> usize {
 }
 
 /// All rules of a node's packet filter.
-fn ruleset(node: &Node) -> String {
+pub(crate) fn ruleset(node: &Node) -> String {
     let mut command = std::process::Command::new("nft");
     command.args(["list", "ruleset"]).stdout(std::process::Stdio::piped());
     let child = process::spawn(command, node.netns(), None).unwrap();
@@ -201,7 +201,7 @@ fn ruleset(node: &Node) -> String {
 }
 
 /// What is pinned below a folder, but for what the kernel itself puts there.
-fn pins(folder: &Path) -> Vec<String> {
+pub(crate) fn pins(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -1,7 +1,8 @@
 //! What most of these tests begin with.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::networking::v1 as networking;
@@ -12,6 +13,7 @@ use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Network, Node, Pod, plan};
 use lb_tests::patience::patient;
 use lb_tests::plane::{self, Plane};
+use lb_tests::process;
 use lb_tests::server::Server;
 use lb_tests::source::Source;
 use lb_tests::stage::{Family, TARGET};
@@ -188,6 +190,39 @@ pub(crate) fn is_silence(outcome: &Outcome) -> bool {
 /// Names of pods.
 pub(crate) fn names<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
     pods.into_iter().map(|pod| pod.name().to_owned()).collect()
+}
+
+/// Runs a program on a node, which is to end well, and returns what it prints.
+#[track_caller]
+pub(crate) fn run(node: &Node, command: &str) -> String {
+    let output = output_of(node, command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn output_of(node: &Node, command: &str) -> Output {
+    let mut words = command.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = process::spawn(command, node.netns(), None).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+/// The addresses of a link of a node, if there is one of this name.
+pub(crate) fn addresses_of(node: &Node, link: &str) -> Option<BTreeSet<IpAddr>> {
+    let output = output_of(node, &format!("ip -oneline address show dev {link}"));
+    if !output.status.success() {
+        return None;
+    }
+    let text = String::from_utf8(output.stdout).unwrap();
+    // A number, the name, the family and the address with the length of its network.
+    let address = |line: &str| line.split_whitespace().nth(3)?.split('/').next()?.parse().ok();
+    Some(text.lines().map(|line| address(line).unwrap()).collect())
 }
 
 /// Waits for the lock of the plane before. It lives in this process, and a child that another test has forked and that

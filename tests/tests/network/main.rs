@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod addresses;
+mod adopted;
 mod agreement;
 mod bad_input;
 mod bare;
@@ -22,6 +23,7 @@ mod fallback;
 mod fixture;
 mod foreign;
 mod fragments;
+mod graceful;
 mod health;
 mod host_udp;
 mod initial_netns;
@@ -36,6 +38,7 @@ mod offload;
 mod old_kernels;
 mod other_proxy;
 mod path_mtu;
+mod planes;
 mod plumbing;
 mod pod_sockets;
 mod ports;
@@ -47,5 +50,6 @@ mod sources;
 mod stacked;
 mod stale;
 mod sysctls;
+mod taken_over;
 mod trust;
 mod uplinks;

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 
-use super::rules::{self, Key, Mark, Rules};
+use super::rules::{self, Key, Mark, Row, Rules};
 use crate::kernel::{
     dummy::{self, DummyLink},
     ipvs::{Command, Ipvs, IpvsError, ServiceKey},
@@ -19,11 +19,13 @@ pub fn cleanup() -> anyhow::Result<Vec<String>> {
     if DummyLink::remove(dummy::NAME)? {
         removed.push(format!("link {}", dummy::NAME));
     }
-    let keys = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
+    let rows = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
     match Ipvs::open() {
         Ok(mut ipvs) => {
             let is_ours = |key: &ServiceKey| match *key {
-                ServiceKey::Address { protocol, address } => keys.contains_key(&Key { protocol, address }),
+                ServiceKey::Address { protocol, address } => {
+                    rows.get(&Key { protocol, address }).is_some_and(Row::is_ours)
+                }
                 ServiceKey::Mark { mark, .. } => Mark::of(mark.get()).is_some(),
             };
             let services = ipvs.services().context("cannot list the services of IPVS")?;

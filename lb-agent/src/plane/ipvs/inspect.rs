@@ -33,7 +33,10 @@ pub fn inspect() -> anyhow::Result<Option<Vec<Shown>>> {
     let mut held = Held::new();
     for (key, config) in ipvs.services()? {
         let is_ours = match key {
-            ServiceKey::Address { protocol, address } => table.frontends.contains_key(&Key { protocol, address }),
+            ServiceKey::Address { protocol, address } => table
+                .frontends
+                .get(&Key { protocol, address })
+                .is_some_and(Row::is_ours),
             ServiceKey::Mark { mark, .. } => Mark::of(mark.get()).is_some(),
         };
         if !is_ours {
@@ -83,6 +86,10 @@ fn frontend(key: Key, row: &Row, table: &Table, held: &Held) -> Shown {
         let server = match *verdict {
             Verdict::Reject => return Destination::Reject,
             Verdict::Drop => return Destination::Drop,
+            Verdict::Leave => {
+                errors.insert(format!("IPVS service {by_address} is held by somebody else"));
+                return Destination::Backends(BTreeSet::new());
+            }
             Verdict::Serve => by_address,
             Verdict::Select(mark) => match NonZeroU32::new(mark.plain()) {
                 Some(mark) => ServiceKey::Mark {

@@ -47,6 +47,8 @@ pub(super) struct Programmed {
     pub(super) stale: BTreeSet<IpAddr>,
     /// Rows that nobody wants, until their connections are gone.
     pub(super) leaving: BTreeSet<Key>,
+    /// Frontends at which somebody else has a virtual service.
+    pub(super) foreign: BTreeSet<Key>,
     /// Addresses of endpoints that went from this node.
     pub(super) lost_endpoints: BTreeSet<IpAddr>,
     /// Where the last round of questions ended.
@@ -73,6 +75,7 @@ impl Programmed {
             stale: addresses.clone(),
             addresses,
             leaving: BTreeSet::new(),
+            foreign: BTreeSet::new(),
             lost_endpoints: BTreeSet::new(),
             asked: None,
         }
@@ -81,6 +84,7 @@ impl Programmed {
     /// Makes what was touched as it is wanted. `around` is the state that holds for all service ports. Returns
     /// how many writes it took.
     pub(super) fn write(&mut self, touched: &Touched, edit: Change, around: &State, failures: &mut Failures) -> usize {
+        self.look_for_foreign(&touched.rows);
         let (wanted, unwanted): (Vec<Key>, Vec<Key>) = touched
             .rows
             .iter()
@@ -98,6 +102,7 @@ impl Programmed {
             return writes;
         }
         writes += self.write_servers(touched, failures);
+        writes += self.leave_foreign(touched, failures);
         writes += self.write_addresses(touched, failures);
         let draining: Vec<ServiceKey> = self
             .servers
@@ -108,9 +113,61 @@ impl Programmed {
         writes + self.sweep()
     }
 
+    /// What a frontend has in the rules, if somebody wants it.
+    pub(super) fn row(&self, key: Key) -> Option<&Row> {
+        let row = self.ports.row(key)?;
+        Some(if self.foreign.contains(&key) { &Row::LEFT } else { row })
+    }
+
+    /// Finds out which of these frontends somebody else has let go of.
+    pub(super) fn look_for_foreign<'a>(&mut self, keys: impl IntoIterator<Item = &'a Key>) {
+        let known: Vec<Key> = keys
+            .into_iter()
+            .filter(|key| self.foreign.contains(key))
+            .copied()
+            .collect();
+        if known.is_empty() {
+            return;
+        }
+        let there: BTreeSet<ServiceKey> = match self.ipvs.services() {
+            Ok(services) => services.into_iter().map(|(key, _)| key).collect(),
+            Err(error) => {
+                debug!("IPVS does not say what it holds: {error}");
+                return;
+            }
+        };
+        for key in known {
+            if self.ports.row(key).is_none() || !there.contains(&by_address(key)) {
+                self.foreign.remove(&key);
+            }
+        }
+    }
+
+    /// Notes in the rules which of these frontends turned out to be somebody else's, so that no agent takes them for
+    /// ours.
+    fn leave_foreign(&mut self, touched: &Touched, failures: &mut Failures) -> usize {
+        let rows = touched.servers.iter().filter_map(|key| match *key {
+            ServiceKey::Address { protocol, address } => Some(Key { protocol, address }),
+            ServiceKey::Mark { .. } => None,
+        });
+        let rows = rows.filter(|key| self.foreign.contains(key) && self.ports.row(*key).is_some());
+        let edit = Change {
+            frontends: rows.map(|key| (key, Some(Row::LEFT))).collect(),
+            ..Change::default()
+        };
+        match self.rules.apply(edit) {
+            Ok(writes) => writes,
+            Err(error) => {
+                failures.addresses = Some(PlaneError::kernel("the rules beside IPVS", error));
+                failures.is_out_of_step = true;
+                0
+            }
+        }
+    }
+
     fn write_rules(&mut self, touched: &Touched, mut edit: Change, around: &State, failures: &mut Failures) -> usize {
         for key in &touched.rows {
-            match self.ports.row(*key) {
+            match self.row(*key) {
                 Some(row) => {
                     edit.frontends.insert(*key, Some(row.clone()));
                 }
@@ -125,7 +182,11 @@ impl Programmed {
         edit.local_endpoints
             .added
             .extend(endpoints.filter(|ip| self.ports.has_endpoint(*ip)));
-        edit.own_addresses.added = self.own_addresses(&touched.addresses, around);
+        // Of those that are on the link it is known, unless a ClusterIP has changed; the others are looked for among
+        // all addresses of the node.
+        let is_known = |ip: &&IpAddr| self.addresses.contains(*ip) && !edit.cluster_ips.contains_key(*ip);
+        let unknown = touched.addresses.iter().filter(|ip| !is_known(ip)).copied().collect();
+        edit.own_addresses.added = self.own_addresses(&unknown, around);
         match self.rules.apply(edit) {
             Ok(writes) => writes,
             Err(error) => {
@@ -152,6 +213,14 @@ impl Programmed {
         let mut commands = Vec::new();
         for key in &touched.servers {
             let wanted = self.ports.server(*key);
+            if let ServiceKey::Address { protocol, address } = *key
+                && self.foreign.contains(&Key { protocol, address })
+            {
+                if let Some(name) = self.ports.owner_of_server(*key) {
+                    failures.services.entry(name.clone()).or_insert(foreign(*key));
+                }
+                continue;
+            }
             self.servers.want(*key, wanted.is_some());
             commands.extend(self.servers.commands(*key, wanted));
         }
@@ -171,12 +240,27 @@ impl Programmed {
 
     /// Whether there is, or may be, a connection by this frontend.
     fn is_held(&self, key: Key) -> bool {
-        let Key { protocol, address } = key;
-        self.servers.contains(ServiceKey::Address { protocol, address })
+        self.servers.contains(by_address(key))
     }
 
     /// Sends commands and notes what came of them. Returns the first error of each virtual service.
     fn send(&mut self, commands: &[Command]) -> BTreeMap<ServiceKey, PlaneError> {
+        // A destination must not come to a virtual service that turns out to be somebody else's.
+        let (first, then): (Vec<Command>, Vec<Command>) = commands
+            .iter()
+            .partition(|command| matches!(command, Command::AddService(..)));
+        let mut failed = self.send_at_once(&first);
+        let then: Vec<Command> = then
+            .into_iter()
+            .filter(|command| !failed.contains_key(command.service()))
+            .collect();
+        for (key, error) in self.send_at_once(&then) {
+            failed.entry(key).or_insert(error);
+        }
+        failed
+    }
+
+    fn send_at_once(&mut self, commands: &[Command]) -> BTreeMap<ServiceKey, PlaneError> {
         let mut failed = BTreeMap::new();
         if commands.is_empty() {
             return failed;
@@ -215,9 +299,12 @@ impl Programmed {
                     self.note(command);
                     continue;
                 }
-                Command::AddService(..) if error.is_exists() => PlaneError::Foreign {
-                    what: format!("IPVS service {key}"),
-                },
+                Command::AddService(..) if error.is_exists() => {
+                    if let ServiceKey::Address { protocol, address } = key {
+                        self.foreign.insert(Key { protocol, address });
+                    }
+                    foreign(key)
+                }
                 _ => PlaneError::kernel(format!("IPVS service {key}"), error),
             };
             failed.insert(key, error);
@@ -390,6 +477,17 @@ fn forget_datagrams(commands: &[Command]) {
         Ok(0) => {}
         Ok(connections) => debug!(connections, "forgotten: their datagrams go elsewhere now"),
         Err(error) => warn!("clients that go on sending datagrams may stay with endpoints that are gone: {error}"),
+    }
+}
+
+const fn by_address(key: Key) -> ServiceKey {
+    let Key { protocol, address } = key;
+    ServiceKey::Address { protocol, address }
+}
+
+fn foreign(key: ServiceKey) -> PlaneError {
+    PlaneError::Foreign {
+        what: format!("IPVS service {key}"),
     }
 }
 

@@ -60,10 +60,11 @@ impl Any {
     }
 
     fn verdict(&mut self) -> Verdict {
-        match self.0.random_range(0..5) {
+        match self.0.random_range(0..6) {
             0 | 1 => Verdict::Serve,
             2 => Verdict::Select(Mark::new(self.0.random_range(1..4)).unwrap()),
             3 => Verdict::Reject,
+            4 => Verdict::Leave,
             _ => Verdict::Drop,
         }
     }

@@ -256,6 +256,7 @@ fn goto(verdict: Verdict, masquerade: Masquerade, client: &str, family: Family) 
         (Verdict::Select(_), _) => format!("goto select_{client}_{}", suffix(family)),
         (Verdict::Reject, _) => "goto refuse".to_owned(),
         (Verdict::Drop, _) => "drop".to_owned(),
+        (Verdict::Leave, _) => "accept".to_owned(),
     }
 }
 

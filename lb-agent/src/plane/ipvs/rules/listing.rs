@@ -49,6 +49,7 @@ enum Target {
     Select,
     Refuse,
     Drop,
+    Leave,
 }
 
 fn parse(json: &str) -> Result<(Table, BTreeSet<u32>), String> {
@@ -166,6 +167,7 @@ fn verdict(target: Target, mark: Option<&u32>) -> Option<(Verdict, Masquerade)> 
         Target::Serve(masquerade) => (Verdict::Serve, masquerade),
         Target::Refuse => (Verdict::Reject, Masquerade::WhereNeeded),
         Target::Drop => (Verdict::Drop, Masquerade::WhereNeeded),
+        Target::Leave => (Verdict::Leave, Masquerade::WhereNeeded),
         Target::Select => {
             let mark = *mark?;
             let masquerade = if mark & Mark::MASQUERADE_ALWAYS == 0 {
@@ -181,6 +183,9 @@ fn verdict(target: Target, mark: Option<&u32>) -> Option<(Verdict, Masquerade)> 
 fn target(value: &Value) -> Option<Target> {
     if value.get("drop").is_some() {
         return Some(Target::Drop);
+    }
+    if value.get("accept").is_some() {
+        return Some(Target::Leave);
     }
     Some(match value["goto"]["target"].as_str()? {
         "refuse" => Target::Refuse,

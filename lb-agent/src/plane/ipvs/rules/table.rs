@@ -104,6 +104,8 @@ pub enum Verdict {
     Reject,
     /// Nothing is answered.
     Drop,
+    /// Somebody else has a service of IPVS at the frontend: its packets are none of ours.
+    Leave,
 }
 
 /// A frontend.
@@ -117,6 +119,22 @@ pub struct Row {
     pub masquerade: Masquerade,
     /// Who may begin a flow; `None` is everybody.
     pub allowed: Option<Arc<AllowedSources>>,
+}
+
+impl Row {
+    /// Of a frontend at which somebody else has a service of IPVS.
+    pub const LEFT: Self = Self {
+        near: Verdict::Leave,
+        far: Verdict::Leave,
+        masquerade: Masquerade::WhereNeeded,
+        allowed: None,
+    };
+
+    /// Whether a service of IPVS at the frontend is ours.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.near != Verdict::Leave
+    }
 }
 
 /// What the table is to hold, but for the links of pods.

@@ -58,6 +58,20 @@ fn a_frontend_that_is_served_differently_is_replaced_where_it_differs() {
 }
 
 #[test]
+fn what_is_for_a_service_of_somebody_else_goes_on() {
+    let web = key(Protocol::Tcp, "10.96.0.1:80");
+    let old = table([(web, row(Verdict::Serve, Verdict::Drop))]);
+    assert_eq!(
+        commands(&old, &table([(web, Row::LEFT)])),
+        [
+            "delete element inet lb-agent-ipvs frontends_v4 { 10.96.0.1 . tcp . 80 }",
+            "delete element inet lb-agent-ipvs far_frontends_v4 { 10.96.0.1 . tcp . 80 }",
+            "add element inet lb-agent-ipvs frontends_v4 { 10.96.0.1 . tcp . 80 : accept }",
+        ]
+    );
+}
+
+#[test]
 fn ranges_that_overlap_are_one_and_those_of_the_other_family_none() {
     let at = key(Protocol::Sctp, "[2001:db8::1]:80");
     let restricted = Row {
