@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
     let object = build(&tools, args.log)?;
     run::say(format_args!("BPF object: {}", object.display()));
     if args.report {
-        return lab::run(&lab::REPORT, &[]);
+        return lab::run(&lab::REPORT, &[], &[]);
     }
     Ok(())
 }

@@ -61,7 +61,7 @@ pub const BENCH: Verb = Verb {
     name: "bench",
     profile: Profile::Release,
     components: |args| {
-        if args.first().is_some_and(|arg| arg == "links") {
+        if args.first().is_some_and(|arg| arg == "links" || arg == "plane") {
             &[]
         } else {
             Component::FOR_TESTS
@@ -114,8 +114,8 @@ impl Args {
     }
 }
 
-/// Builds all that the verb needs, and becomes `lab`.
-pub fn run(verb: &Verb, args: &[OsString]) -> Result<()> {
+/// Builds all that the verb needs, and becomes `lab`, with these variables of the environment too.
+pub fn run(verb: &Verb, args: &[OsString], variables: &[(&str, &str)]) -> Result<()> {
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;
     // Who only asks for help shall not wait for more than it takes to print it.
@@ -126,7 +126,7 @@ pub fn run(verb: &Verb, args: &[OsString]) -> Result<()> {
     build(verb.profile)?;
     let mut lab = Command::new(program("lab", verb.profile)?);
     workspace::scrub(&mut lab);
-    lab.arg(verb.name).args(args);
+    lab.arg(verb.name).args(args).envs(variables.iter().copied());
     set_env(&mut lab, verb.profile)?;
     Err(run::exec(&mut lab))
 }

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub)]
 
 mod apt;
+mod bench;
 mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
@@ -59,7 +60,7 @@ enum Verb {
     Parity(lab::Args),
     /// Measure (`bench --help` for more)
     #[command(disable_help_flag = true)]
-    Bench(lab::Args),
+    Bench(bench::Args),
     /// Send the BPF programs packets that nobody would send (`fuzz --help` for more)
     #[command(disable_help_flag = true)]
     Fuzz(lab::Args),
@@ -79,11 +80,11 @@ fn main() -> ExitCode {
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
         Verb::Compatibility => compatibility::run(),
-        Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
-        Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),
-        Verb::Bench(args) => lab::run(&lab::BENCH, args.all()),
-        Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all()),
-        Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all()),
+        Verb::Demo(args) => lab::run(&lab::DEMO, args.all(), &[]),
+        Verb::Parity(args) => lab::run(&lab::PARITY, args.all(), &[]),
+        Verb::Bench(args) => bench::run(args),
+        Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all(), &[]),
+        Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all(), &[]),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -2,6 +2,7 @@
 
 mod links;
 mod objects;
+mod plane;
 mod programming;
 mod services_map;
 
@@ -17,6 +18,8 @@ pub(crate) enum Verb {
     Programming(programming::Args),
     /// Links of pods that come and go fast: how soon they are served, what is left of them, and how services fare
     Links(links::Args),
+    /// The plane under test with few services and with many: a cold start, a restart, and single changes
+    Plane(plane::Args),
 }
 
 /// Measures it.
@@ -24,6 +27,7 @@ pub(crate) fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::Programming(args) => programming::run(args),
         Verb::Links(args) => links::run(args),
+        Verb::Plane(args) => plane::run(args),
     }
 }
 

@@ -1,0 +1,220 @@
+//! `bench plane`: what the plane under test needs for few services and for many, by the same measure: a cold start, a
+//! restart that takes over what the kernel holds, and one endpoint that comes or goes.
+//!
+//! Objects come from a folder: two files, so that finding the one that has changed costs the same for any number.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use comfy_table::{Table, presets};
+use lb_agent::desired::Protocol;
+use lb_agent::kernel::ipvs::{Ipvs, ServiceKey};
+use lb_tests::agent::{Agent, Maps, Options};
+use lb_tests::interrupt;
+use lb_tests::manifests::{self, Manifest, Service};
+use lb_tests::network::{self, Network, Node};
+use lb_tests::owner::Folder;
+use lb_tests::patience::patient;
+use lb_tests::plane::Plane;
+use lb_tests::source::Source;
+use lb_tests::usage;
+
+use super::services_map::ServicesMap;
+use super::{milliseconds, objects, quantile};
+use crate::progress::Step;
+
+/// Longer than any of it takes that works.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Arguments of `bench plane`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// How many Services, each dual-stack with one port: measured with each of these numbers
+    #[arg(long, value_delimiter = ',', default_values_t = [100, 5000])]
+    services: Vec<usize>,
+    /// How many endpoints each has
+    #[arg(long, default_value_t = 10)]
+    endpoints: usize,
+    /// How many times a single endpoint comes or goes
+    #[arg(long, default_value_t = 40)]
+    changes: usize,
+}
+
+/// What was measured with one number of Services.
+struct Figures {
+    services: usize,
+    /// From the start to readiness; the kernel holds nothing before.
+    start: Duration,
+    start_cpu: Duration,
+    /// The same, with all of it in the kernel.
+    restart: Duration,
+    restart_cpu: Duration,
+    /// From the write of the file to the kernel, sorted.
+    changes: Vec<Duration>,
+    /// The agent's processor time for each of them.
+    change_cpu: Duration,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let measure = |services: &usize| measure(*services, args.endpoints, args.changes.max(2));
+    let figures: Vec<Figures> = args.services.iter().map(measure).collect::<Result<_>>()?;
+    println!(
+        "plane {}, {} endpoints a service",
+        Plane::under_test().word(),
+        args.endpoints
+    );
+    println!("{}", table(&figures));
+    Ok(())
+}
+
+fn measure(count: usize, endpoints: usize, changes: usize) -> Result<Figures> {
+    // What is measured is not to be slowed down by who looks on.
+    let network = Network::with(network::Options {
+        verify_checksums: false,
+        ..network::Options::default()
+    })?;
+    let node = network.node1();
+    let source = Source::folder()?;
+    source.apply(&[Manifest::new(&manifests::node(node))?])?;
+    let Source::Folder(folder) = &source else {
+        bail!("the source is no folder");
+    };
+    let step = Step::start(format!("writing {count} Services"));
+    write_most(folder, count, endpoints)?;
+    source.apply(&objects::service(0, endpoints)?.manifests()?)?;
+    step.done();
+
+    let step = Step::start("a cold start");
+    let (agent, start, start_cpu) = start(node, &source)?;
+    let kernel = Kernel::open(node)?;
+    kernel.wait(&objects::service(count - 1, endpoints)?)?;
+    step.done();
+    agent.kill()?;
+    let step = Step::start("a restart");
+    let (agent, restart, restart_cpu) = self::start(node, &source)?;
+    step.done();
+
+    let step = Step::of("single endpoints that come and go", changes);
+    let cpu = usage::processor(agent.pid())?;
+    let mut took = Vec::new();
+    for number in 0..changes {
+        interrupt::check()?;
+        let service = objects::service(0, endpoints + 1 - number % 2)?;
+        let begun = Instant::now();
+        source.apply(&service.slice_manifests()?[..1])?;
+        kernel.wait(&service)?;
+        took.push(begun.elapsed());
+        step.advance();
+    }
+    let change_cpu = (usage::processor(agent.pid())? - cpu) / u32::try_from(changes)?;
+    step.done();
+    took.sort();
+    agent.stop()?;
+    Ok(Figures {
+        services: count,
+        start,
+        start_cpu,
+        restart,
+        restart_cpu,
+        changes: took,
+        change_cpu,
+    })
+}
+
+/// All but the first, in one file.
+fn write_most(folder: &Folder, count: usize, endpoints: usize) -> Result<()> {
+    let mut texts = Vec::new();
+    for number in 1..count {
+        interrupt::check()?;
+        for manifest in objects::service(number, endpoints)?.manifests()? {
+            texts.push(manifest.yaml()?);
+        }
+    }
+    let path = folder.path().join("most.yaml");
+    std::fs::write(&path, texts.join("\n---\n")).with_context(|| format!("writing {}", path.display()))
+}
+
+fn start(node: &Node, source: &Source) -> Result<(Agent, Duration, Duration)> {
+    let options = Options {
+        maps: Maps::Default,
+        ..Options::default()
+    };
+    let begun = Instant::now();
+    let mut agent = Agent::spawn(node, source, &options)?;
+    agent.wait_for_log(LIMIT, "ready")?;
+    let took = begun.elapsed();
+    let cpu = usage::processor(agent.pid())?;
+    Ok((agent, took, cpu))
+}
+
+/// Where the plane's services are.
+enum Kernel {
+    Map(ServicesMap),
+    Ipvs(std::cell::RefCell<Ipvs>),
+}
+
+impl Kernel {
+    fn open(node: &Node) -> Result<Self> {
+        Ok(match Plane::under_test() {
+            Plane::Ebpf => Self::Map(ServicesMap::open(&node.bpffs().path())?),
+            Plane::Ipvs => Self::Ipvs(node.netns().run(Ipvs::open)??.into()),
+        })
+    }
+
+    /// Waits until the first address of a Service has as many endpoints as it should.
+    fn wait(&self, service: &Service) -> Result<()> {
+        let (ip, port) = (service.cluster_ips[0], service.ports[0].port);
+        let ipvs = match self {
+            Self::Map(map) => {
+                let endpoints = u32::try_from(service.endpoints.len())?;
+                return map.wait(ip, port, endpoints, patient(LIMIT)).map(drop);
+            }
+            Self::Ipvs(ipvs) => ipvs,
+        };
+        let key = ServiceKey::Address {
+            protocol: Protocol::Tcp,
+            address: (ip, port).into(),
+        };
+        let until = Instant::now() + patient(LIMIT);
+        loop {
+            let found = ipvs.borrow_mut().destinations(&key)?;
+            if found.iter().filter(|state| state.destination.weight > 0).count() == service.endpoints.len() {
+                return Ok(());
+            }
+            interrupt::check()?;
+            if Instant::now() > until {
+                bail!(
+                    "{key} has {} destinations, not {}",
+                    found.len(),
+                    service.endpoints.len()
+                );
+            }
+            // Short against what is measured, and still leaves the processor to the agent.
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+}
+
+fn table(figures: &[Figures]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let mut row = |what: &str, value: &dyn Fn(&Figures) -> String| {
+        table.add_row(std::iter::once(what.to_owned()).chain(figures.iter().map(value)));
+    };
+    let ms = |duration: Duration| format!("{:.1} ms", milliseconds(duration));
+    row("services", &|figures| figures.services.to_string());
+    row("a cold start, until it is ready", &|figures| ms(figures.start));
+    row("the agent's processor time for that", &|figures| ms(figures.start_cpu));
+    row(
+        "a restart, with all of it in the kernel",
+        &|figures| ms(figures.restart),
+    );
+    row("its processor time", &|figures| ms(figures.restart_cpu));
+    row("one endpoint, from its file to the kernel: median", &|figures| {
+        ms(quantile(&figures.changes, 50))
+    });
+    row("99 of 100", &|figures| ms(quantile(&figures.changes, 99)));
+    row("the agent's processor time for each", &|figures| ms(figures.change_cpu));
+    table.trim_fmt()
+}
