@@ -273,6 +273,46 @@ fn a_virtual_service_of_somebody_else_at_a_frontend_of_ours_is_named_and_left_to
 }
 
 #[test]
+fn a_frontend_that_somebody_else_has_before_its_service_comes_is_left_to_them() {
+    if other_than(Plane::Ipvs, REASON) {
+        return;
+    }
+    let mut scene = Scene::new();
+    scene.world.start_agent(1);
+    let late = Service::new("late", 4, TARGET).with_endpoints([&scene.backends[0]]);
+    let [to, to_v6] = cluster_ips(&late);
+    let theirs = SocketAddr::new(scene.backends[1].addresses()[0], TARGET);
+    let key = Virtual::Address(ipvs::Protocol::Tcp, to);
+    ipvs::restore(
+        scene.node(),
+        &format!("-A -t {to} -s sh\n-a -t {to} -r {theirs} -m -w 4\n"),
+    )
+    .unwrap();
+    let before = Table::of(scene.node()).unwrap().0[&key].clone();
+    scene.world.apply(&late);
+    let named = format!("IPVS service {to}/TCP is held by somebody else");
+    scene.world.agents[0].wait_for_log(SOON, &named).unwrap();
+    becomes_answered_by(&scene.pod.client(), Protocol::Tcp, to_v6, "here");
+    assert_eq!(Table::of(scene.node()).unwrap().0[&key], before);
+    assert_eq!(
+        answerers(&scene.pod.client(), Protocol::Tcp, to, 4),
+        names([&scene.backends[1]]),
+        "theirs"
+    );
+    // What the agent has written down of it is what the next one goes by.
+    scene.kill();
+    scene.world.start_agent(1);
+    scene.world.delete(&late);
+    // Of TCP it waits for connections.
+    let is_gone = || {
+        let table = Table::of(scene.node())?;
+        Ok((!table.0.contains_key(&Virtual::Address(ipvs::Protocol::Udp, to_v6))).then_some(()))
+    };
+    eventually(SOON, "the Service is gone", is_gone).unwrap();
+    assert_eq!(Table::of(scene.node()).unwrap().0[&key], before);
+}
+
+#[test]
 fn what_somebody_flushes_is_put_back() {
     if other_than(Plane::Ipvs, REASON) {
         return;
