@@ -32,7 +32,7 @@ use crate::{
     run_dir::RunDir,
     status::{Progress, StatusFile},
 };
-use announce::{announce, keep_status};
+use announce::{announce, keep_status, warn_of_kube_proxy};
 use settings::Sysctls;
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -148,7 +148,8 @@ async fn serve_objects(
         mut watches,
     } = objects;
     let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
-    announce(&choice, &config.node_name, &source, server, status);
+    announce(&choice, &config.node_name, &source, server.as_ref(), status);
+    tokio::spawn(warn_of_kube_proxy(config.node_name.clone(), server));
     let metrics = Metrics::new(&choice);
     if let Some(address) = config.metrics_address {
         tokio::spawn(metrics::serve(address, metrics.clone()));
