@@ -11,6 +11,7 @@
 //! * [`desired`] is what the model says and a plane does; it belongs to neither.
 //! * [`plane`] makes it true in the kernel and knows nothing of Kubernetes.
 //! * [`kernel`] is what every plane shares of the kernel.
+//! * [`kube_proxy`] knows of the other proxy on this node, and of what it has left there.
 //! * [`health`] answers those who ask how this node's services are, [`metrics`] who counts, [`status`] who logs in.
 //! * [`agent`] is the loop that ties them together, [`cli`] what a person types.
 
@@ -21,6 +22,7 @@ pub mod desired;
 pub mod health;
 mod http;
 pub mod kernel;
+pub mod kube_proxy;
 pub mod metrics;
 pub mod model;
 pub mod objects;

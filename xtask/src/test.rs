@@ -131,7 +131,8 @@ fn run_here(args: &Args) -> Result<()> {
     let tools = setup::bpf_tools()?;
     build_ebpf::build(&tools, false)?;
     if suites.contains(&Suite::Controlplane) {
-        controlplane_build::build(&workspace::tools_dir()?, Component::FOR_TESTS)?;
+        setup::packages(&[packages::IPTABLES])?;
+        controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
     }
     lab::build(lab::Profile::Dev)?;
 

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     config::{LogFormat, LogLevel},
     kernel::sysctls,
+    kube_proxy::{self, active},
     plane::{PlaneName, choice},
     run_dir::RunDir,
 };
@@ -19,6 +20,12 @@ use crate::{
 /// else has changed them since. Services stop working. Stop the agent first; it is not needed for this
 #[derive(Debug, Args)]
 pub(super) struct Cleanup {
+    /// Remove what kube-proxy has left on this node instead, in each of its modes: its nftables tables, its chains of
+    /// iptables, its IPVS services and their link, its ipsets. Of the agent nothing is removed, and it may run. kube-proxy
+    /// may not
+    #[arg(long)]
+    kube_proxy: bool,
+
     #[command(flatten)]
     places: Places,
 }
@@ -27,6 +34,9 @@ impl Cleanup {
     pub(super) fn run(self) -> anyhow::Result<()> {
         logging::start(LogLevel::Warn, LogFormat::Text);
         let paths = self.places.paths()?;
+        if self.kube_proxy {
+            return remove_kube_proxys();
+        }
         // Taken only where there is one: nothing is made to be removed again.
         let run_dir = paths
             .run_dir
@@ -68,6 +78,27 @@ impl Cleanup {
         }
         Ok(())
     }
+}
+
+/// Removes what kube-proxy has left, and tells of it.
+fn remove_kube_proxys() -> anyhow::Result<()> {
+    if let Some(evidence) = active::look() {
+        bail!("kube-proxy still runs on this node ({evidence}) and would put everything back: stop it first");
+    }
+    let leftovers = kube_proxy::remove();
+    for what in &leftovers.removed {
+        println!("removed {what}");
+    }
+    for what in &leftovers.kept {
+        println!("left alone: {what}");
+    }
+    if !leftovers.failed.is_empty() {
+        bail!("{}", leftovers.failed.join("\n"));
+    }
+    if leftovers.removed.is_empty() {
+        println!("there was nothing of kube-proxy's to remove");
+    }
+    Ok(())
 }
 
 fn remove_files(run_dir: RunDir, paths: &Paths) -> anyhow::Result<bool> {

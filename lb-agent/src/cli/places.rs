@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Settings};
+use crate::config::{DEFAULT_BPFFS, DEFAULT_RUN_DIR, Given};
 
 /// The flags that tell where; to be given as they are to `lb-agent run`.
 #[derive(Clone, Debug, Args)]
@@ -35,8 +35,10 @@ impl Places {
     /// The places, with every default filled in.
     pub(super) fn paths(self) -> anyhow::Result<Paths> {
         // Read in any case: a file that makes no sense is said, whatever else is given.
-        let file = self.config.as_deref().map(Settings::read).transpose()?;
-        let (bpffs, run_dir) = file.map(|file| (file.bpffs, file.run_dir)).unwrap_or_default();
+        let file = self.config.as_deref().map(Given::read).transpose()?;
+        let (bpffs, run_dir) = file
+            .map(|file| (file.settings.bpffs, file.settings.run_dir))
+            .unwrap_or_default();
         Ok(Paths {
             bpffs: self.bpffs.or(bpffs).unwrap_or_else(|| DEFAULT_BPFFS.into()),
             run_dir: self.run_dir.or(run_dir).unwrap_or_else(|| DEFAULT_RUN_DIR.into()),

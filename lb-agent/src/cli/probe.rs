@@ -1,12 +1,12 @@
 //! `lb-agent probe`.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Args;
 
 use super::{logging, output::Output};
 use crate::{
-    config::{Config, LogFormat, LogLevel, Settings},
+    config::{Arguments, LogFormat, LogLevel},
     plane::choice,
 };
 
@@ -20,22 +20,17 @@ pub(super) struct Probe {
     #[command(flatten)]
     output: Output,
 
-    /// Settings that are not given as flags or in the environment, as YAML
-    #[arg(long, value_name = "FILE", env = "LB_AGENT_CONFIG")]
-    config: Option<PathBuf>,
-
     #[command(flatten)]
-    settings: Settings,
+    arguments: Arguments,
 }
 
 impl Probe {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let settings = match &self.config {
-            Some(path) => self.settings.or(Settings::read(path)?),
-            None => self.settings,
-        };
-        let config = Config::new(settings)?;
+        let (config, warnings) = self.arguments.resolve()?;
         logging::start(LogLevel::Warn, LogFormat::Text);
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
         let report = choice::probe(config.plane, &config.plane_options()?);
         self.output.print(&report, &report)?;
         Ok(if report.chosen.is_some() {

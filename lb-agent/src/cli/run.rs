@@ -3,7 +3,7 @@
 mod announce;
 mod settings;
 
-use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, time::Instant};
+use std::{collections::BTreeSet, net::IpAddr, time::Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -16,7 +16,7 @@ use tokio::{
 use super::logging;
 use crate::{
     agent::{self, Agent, Inputs, Outputs},
-    config::{Config, Settings, SocketLb, Source},
+    config::{Arguments, Config, SocketLb, Source},
     health::{self, ProxyHealth},
     kernel::{
         addresses,
@@ -32,7 +32,7 @@ use crate::{
     run_dir::RunDir,
     status::{Progress, StatusFile},
 };
-use announce::{announce, keep_status};
+use announce::{announce, keep_status, warn_of_kube_proxy};
 use settings::Sysctls;
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -41,25 +41,21 @@ use settings::Sysctls;
 #[command(after_help = "\
 Each flag is also a variable of the environment and a field of the --config file, there in
 camelCase: --max-services, LB_AGENT_MAX_SERVICES, maxServices. The flag comes first, then the
-environment, then the file.")]
+environment, then the file. kube-proxy's flags and its configuration file are understood as well:
+--help lists them.")]
 pub(super) struct Run {
-    /// Settings that are not given as flags or in the environment, as YAML
-    #[arg(long, value_name = "FILE", env = "LB_AGENT_CONFIG")]
-    config: Option<PathBuf>,
-
     #[command(flatten)]
-    settings: Settings,
+    arguments: Arguments,
 }
 
 impl Run {
     pub(super) fn run(self) -> anyhow::Result<()> {
         let started = Instant::now();
-        let settings = match &self.config {
-            Some(path) => self.settings.or(Settings::read(path)?),
-            None => self.settings,
-        };
-        let config = Config::new(settings)?;
+        let (config, warnings) = self.arguments.resolve()?;
         logging::start(config.log_level, config.log_format);
+        for warning in warnings {
+            tracing::warn!("{warning}");
+        }
         // The loop has the main thread to itself; watches and links share the others.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -152,7 +148,8 @@ async fn serve_objects(
         mut watches,
     } = objects;
     let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
-    announce(&choice, &config.node_name, &source, server, status);
+    announce(&choice, &config.node_name, &source, server.as_ref(), status);
+    tokio::spawn(warn_of_kube_proxy(config.node_name.clone(), server));
     let metrics = Metrics::new(&choice);
     if let Some(address) = config.metrics_address {
         tokio::spawn(metrics::serve(address, metrics.clone()));

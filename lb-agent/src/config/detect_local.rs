@@ -30,14 +30,19 @@ pub enum DetectLocalMode {
 }
 
 /// What a mode comes to in the model and among the links. Each of the three settings belongs to one
-/// mode, and one without the other would be no more than a mistake.
+/// mode, and one without the other would be no more than a mistake; but that the networks of the cluster are
+/// given without a mode means the mode that they are for, as it does with kube-proxy.
 pub(super) fn resolve(
-    mode: DetectLocalMode,
+    mode: Option<DetectLocalMode>,
     cluster_cidr: Vec<IpNet>,
     bridge: Option<String>,
     prefix: Option<String>,
 ) -> anyhow::Result<(DetectLocal, PodLinks)> {
     use DetectLocalMode as Mode;
+    let mode = mode.unwrap_or(match cluster_cidr.is_empty() {
+        true => Mode::default(),
+        false => Mode::ClusterCidr,
+    });
     // An empty name or prefix would be that of every link.
     let bridge = bridge.filter(|name| !name.is_empty());
     let prefix = prefix.filter(|prefix| !prefix.is_empty());
@@ -103,6 +108,11 @@ mod tests {
                 PodLinks::ByKind,
             ),
             (
+                vec!["--cluster-cidr", "10.1.0.0/8,fd00::/16"],
+                DetectLocal::ClusterCidr(networks.into()),
+                PodLinks::ByKind,
+            ),
+            (
                 [&mode("BridgeInterface")[..], &["--pod-bridge-interface", "cbr0"]].concat(),
                 by_link.clone(),
                 PodLinks::PortsOf("cbr0".to_owned()),
@@ -144,7 +154,9 @@ mod tests {
             assert_eq!(error(&["--detect-local-mode", mode]), needs);
             let only = format!("{setting} means something with detect-local-mode {mode} only");
             let setting = format!("--{setting}");
-            assert_eq!(error(&[&setting, value]), only);
+            if mode != "ClusterCIDR" {
+                assert_eq!(error(&[&setting, value]), only);
+            }
             assert_eq!(error(&[&setting, value, "--detect-local-mode", "NodeCIDR"]), only);
         }
         let empty = [

@@ -1,7 +1,10 @@
 use clap::{Args as _, CommandFactory as _, Parser};
 
 use super::*;
-use crate::model::DetectLocal;
+use crate::{
+    model::{DetectLocal, NodePortAddress, Rules},
+    plane::{choice::Wanted, ebpf::MapSizes},
+};
 
 #[derive(Parser)]
 struct Flags {
@@ -84,13 +87,13 @@ fn an_empty_file_sets_nothing() {
 #[test]
 fn a_mark_is_one_bit() {
     let mark = |text| flags(&["--masquerade-mark", text]).map(|flags| flags.masquerade_mark);
-    assert_eq!(mark("0x4000").unwrap(), Some(Mark(0x4000)));
-    assert_eq!(mark("16384").unwrap(), Some(Mark(0x4000)));
+    assert_eq!(mark("0x4000").unwrap(), Some(Mark::try_from(0x4000).unwrap()));
+    assert_eq!(mark("16384").unwrap(), Some(Mark::try_from(0x4000).unwrap()));
     for wrong in ["0", "0x4001", "x"] {
         assert!(mark(wrong).is_err(), "{wrong}");
     }
     let file = Settings::parse("masqueradeMark: 0x8000").unwrap();
-    assert_eq!(file.masquerade_mark, Some(Mark(0x8000)));
+    assert_eq!(file.masquerade_mark, Some(Mark::try_from(0x8000).unwrap()));
     assert!(Settings::parse("masqueradeMark: 3").is_err());
 }
 

@@ -28,7 +28,13 @@ use std::{
 use anyhow::Context as _;
 use tracing::{info, warn};
 
-pub use self::{cleanup::cleanup, inspect::inspect, links::IpvsLinks, probe::probe};
+pub use self::{
+    cleanup::{cleanup, owned_services},
+    inspect::inspect,
+    links::IpvsLinks,
+    probe::probe,
+    program::addresses_of,
+};
 use self::{
     marks::OutOfMarks,
     ports::Touched,

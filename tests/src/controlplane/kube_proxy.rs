@@ -141,6 +141,19 @@ impl Drop for KubeProxy {
     }
 }
 
+/// Runs the program with arguments after which it ends by itself, and returns what it writes to standard output.
+pub fn output(args: &[&std::ffi::OsStr]) -> Result<String> {
+    let output = Command::new(Tools::kube_proxy(&tools_dir())?)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .context("running kube-proxy")?;
+    if !output.status.success() {
+        bail!("kube-proxy {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 fn log_path(folder: &Folder) -> PathBuf {
     folder.path().join("kube-proxy.log")
 }

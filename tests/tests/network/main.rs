@@ -30,6 +30,7 @@ mod initial_netns;
 mod interrupt;
 mod ipvs;
 mod ipvs_rules;
+mod kube_proxy_leftovers;
 mod limits;
 mod links;
 mod matrix;

@@ -129,17 +129,17 @@ fn ask(arguments: &str) -> Result<Option<String>, NftError> {
         return Ok(None);
     }
     Err(NftError::Refused {
-        what: "to list our table",
+        what: "to list a table",
         answer,
     })
 }
 
-/// Removes a table; says whether there was one. Without the program there cannot be one of ours.
+/// Removes a table; says whether there was one. Without the program there is none that we could know of.
 pub(crate) fn remove(table: &str) -> Result<bool, NftError> {
     match list(table, Detail::WithoutElements) {
         Ok(None) | Err(NftError::Missing) => Ok(false),
         Ok(Some(_)) => {
-            run("the removal of our table", &format!("delete table {table}\n"))?;
+            run("the removal of a table", &format!("delete table {table}\n"))?;
             Ok(true)
         }
         Err(error) => Err(error),

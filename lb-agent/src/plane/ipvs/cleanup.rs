@@ -19,15 +19,9 @@ pub fn cleanup() -> anyhow::Result<Vec<String>> {
     if DummyLink::remove(dummy::NAME)? {
         removed.push(format!("link {}", dummy::NAME));
     }
-    let rows = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
+    let is_ours = owned_services()?;
     match Ipvs::open() {
         Ok(mut ipvs) => {
-            let is_ours = |key: &ServiceKey| match *key {
-                ServiceKey::Address { protocol, address } => {
-                    rows.get(&Key { protocol, address }).is_some_and(Row::is_ours)
-                }
-                ServiceKey::Mark { mark, .. } => Mark::of(mark.get()).is_some(),
-            };
             let services = ipvs.services().context("cannot list the services of IPVS")?;
             let ours: Vec<ServiceKey> = services.into_iter().map(|(key, _)| key).filter(is_ours).collect();
             let commands: Vec<Command> = ours.iter().map(|key| Command::DeleteService(*key)).collect();
@@ -47,4 +41,16 @@ pub fn cleanup() -> anyhow::Result<Vec<String>> {
         removed.push(format!("nft table {}", rules::TABLE));
     }
     Ok(removed)
+}
+
+/// Which virtual services are this plane's, by what its table says.
+///
+/// # Errors
+/// The table cannot be read.
+pub fn owned_services() -> anyhow::Result<impl Fn(&ServiceKey) -> bool> {
+    let rows = Rules::read()?.map(|(table, _)| table.frontends).unwrap_or_default();
+    Ok(move |key: &ServiceKey| match *key {
+        ServiceKey::Address { protocol, address } => rows.get(&Key { protocol, address }).is_some_and(Row::is_ours),
+        ServiceKey::Mark { mark, .. } => Mark::of(mark.get()).is_some(),
+    })
 }

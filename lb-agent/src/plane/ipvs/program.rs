@@ -496,6 +496,11 @@ fn addresses_of_other_links() -> BTreeSet<IpAddr> {
     addresses_where(|name| name != dummy::NAME)
 }
 
+/// The addresses of one link, none where it is not there.
+pub fn addresses_of(link: &str) -> BTreeSet<IpAddr> {
+    addresses_where(|name| name == link)
+}
+
 /// The addresses of links by their names.
 pub(super) fn addresses_where(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<IpAddr> {
     match nix::ifaddrs::getifaddrs() {

@@ -1,0 +1,188 @@
+//! The settings with every default filled in.
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    num::NonZeroU32,
+    path::PathBuf,
+};
+
+use anyhow::{Context, bail};
+use lb_common::config::DEFAULT_MASQUERADE_MARK;
+
+use super::{
+    BindAddress, HEALTHZ_PORT, METRICS_PORT, Settings, detect_local,
+    settings::is_blank,
+    values::{LogFormat, LogLevel, Mark, SocketLb},
+};
+use crate::{
+    kernel::{ipvs::Scheduler, links::PodLinks},
+    model::Rules,
+    plane::{choice::Wanted, ebpf::MapSizes},
+};
+
+/// Where objects come from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// A folder of manifests.
+    Folder(PathBuf),
+    /// An API server.
+    ApiServer {
+        /// Kubeconfig.
+        kubeconfig: Option<PathBuf>,
+        /// URL, in place of the kubeconfig's.
+        url: Option<String>,
+    },
+}
+
+/// What is said of the plane ipvs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpvsSettings {
+    /// How IPVS chooses among endpoints.
+    pub scheduler: Scheduler,
+    /// Whether ARP says nothing of addresses of services.
+    pub strict_arp: bool,
+    /// Whether what a kube-proxy left becomes ours.
+    pub take_over: bool,
+}
+
+/// All that the agent needs to know to run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Where objects come from.
+    pub source: Source,
+    /// Name of this node.
+    pub node_name: String,
+    /// What is to serve.
+    pub plane: Wanted,
+    /// The folder of the agent's own files.
+    pub run_dir: PathBuf,
+    /// The BPF file system.
+    pub bpffs: PathBuf,
+    /// The cgroup whose sockets are translated, if it was said.
+    pub cgroup: Option<PathBuf>,
+    /// Whose sockets are translated.
+    pub socket_lb: SocketLb,
+    /// Bit of the mark.
+    pub masquerade_mark: u32,
+    /// Sizes of the maps.
+    pub sizes: MapSizes,
+    /// Rules for links.
+    pub link_rules: Vec<String>,
+    /// Which links are those of pods.
+    pub pod_links: PodLinks,
+    /// What holds for every Service.
+    pub rules: Rules,
+    /// For the plane ipvs.
+    pub ipvs: IpvsSettings,
+    /// Whether to set sysctls.
+    pub set_sysctls: bool,
+    /// Where `/healthz` and `/livez` are answered, if they are.
+    pub healthz_address: Option<SocketAddr>,
+    /// Where `/metrics` is answered, if it is.
+    pub metrics_address: Option<SocketAddr>,
+    /// How much to log.
+    pub log_level: LogLevel,
+    /// How to log.
+    pub log_format: LogFormat,
+}
+
+/// Where the BPF file system is, unless it was said.
+pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
+
+/// Where the agent's own files are, unless it was said.
+pub const DEFAULT_RUN_DIR: &str = "/run/lb-agent";
+
+impl Config {
+    /// The settings with every default filled in.
+    pub fn new(settings: Settings) -> anyhow::Result<Self> {
+        let source = match settings {
+            Settings {
+                source: Some(_),
+                kubeconfig: Some(_),
+                ..
+            } => bail!("source and kubeconfig exclude each other"),
+            Settings {
+                source: Some(_),
+                apiserver: Some(_),
+                ..
+            } => bail!("source and apiserver exclude each other"),
+            Settings {
+                source: Some(folder), ..
+            } => Source::Folder(folder),
+            Settings {
+                kubeconfig,
+                apiserver: url,
+                ..
+            } => Source::ApiServer { kubeconfig, url },
+        };
+        let (detect_local, pod_links) = detect_local::resolve(
+            settings.detect_local_mode,
+            settings.cluster_cidr,
+            settings.pod_bridge_interface,
+            settings.pod_interface_name_prefix,
+        )?;
+        let rules = Rules {
+            node_port_addresses: settings.node_port_addresses.into_iter().collect(),
+            masquerade_all: settings.masquerade_all.unwrap_or(false),
+            serve_external_ips: settings.external_ips.unwrap_or(true),
+            detect_local,
+        };
+        let sizes = MapSizes::default();
+        let size = |size: Option<NonZeroU32>, default| size.map_or(default, NonZeroU32::get);
+        Ok(Self {
+            source,
+            node_name: match settings.node_name {
+                Some(name) => name,
+                None => default_node_name()?,
+            },
+            plane: settings.plane.unwrap_or_default(),
+            run_dir: settings.run_dir.unwrap_or_else(|| DEFAULT_RUN_DIR.into()),
+            bpffs: settings.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
+            cgroup: settings.cgroup,
+            socket_lb: settings.socket_lb.unwrap_or_default(),
+            masquerade_mark: settings.masquerade_mark.map_or(DEFAULT_MASQUERADE_MARK, Mark::get),
+            sizes: MapSizes {
+                services: size(settings.max_services, sizes.services),
+                slots: size(settings.max_slots, sizes.slots),
+                backends: size(settings.max_backends, sizes.backends),
+                flows: size(settings.max_flows, sizes.flows),
+                sockets: size(settings.max_sockets, sizes.sockets),
+                affinity: size(settings.max_affinity, sizes.affinity),
+                source_ranges: size(settings.max_source_ranges, sizes.source_ranges),
+            },
+            link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
+            pod_links,
+            rules,
+            ipvs: IpvsSettings {
+                scheduler: settings.ipvs_scheduler.unwrap_or(Scheduler::RoundRobin),
+                strict_arp: settings.ipvs_strict_arp.unwrap_or(false),
+                take_over: settings.ipvs_take_over.unwrap_or(false),
+            },
+            set_sysctls: settings.set_sysctls.unwrap_or(false),
+            healthz_address: settings.healthz_bind_address.map_or(
+                Some(default_address(Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT)),
+                BindAddress::get,
+            ),
+            metrics_address: settings.metrics_bind_address.map_or(
+                Some(default_address(Ipv4Addr::LOCALHOST, METRICS_PORT)),
+                BindAddress::get,
+            ),
+            log_level: settings.log_level.unwrap_or_default(),
+            log_format: settings.log_format.unwrap_or_default(),
+        })
+    }
+}
+
+const fn default_address(ip: Ipv4Addr, port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(ip), port)
+}
+
+fn default_node_name() -> anyhow::Result<String> {
+    if let Ok(name) = std::env::var("NODE_NAME") {
+        return Ok(name);
+    }
+    // As kubelet does: names of objects have no capitals.
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").context("the host's name")?;
+    Ok(name.trim().to_lowercase())
+}

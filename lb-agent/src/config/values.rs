@@ -1,0 +1,96 @@
+//! What the value of a setting may be.
+
+use std::{num::ParseIntError, str::FromStr};
+
+use serde::Deserialize;
+
+/// Whose sockets are translated when they connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SocketLb {
+    /// Those of the host's network namespace.
+    #[default]
+    Host,
+    /// Those of pods as well, where it is certain how a service treats them. A mesh that reads from a socket
+    /// what was dialled has its pods left out by the annotation `lb-agent.io/socket-lb: "off"`.
+    All,
+    /// Nobody's: processes of the host reach no service by this agent. Packets are translated
+    /// where they come in by a link, which those of the host itself do not.
+    Off,
+}
+
+/// How much to log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// What stops the agent.
+    Error,
+    /// What somebody should look at.
+    Warn,
+    /// One line a change.
+    #[default]
+    Info,
+    /// One line a service port that changes.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// How to log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// One bit of a packet's mark.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "u32")]
+pub struct Mark(u32);
+
+/// Why something is not one bit of a mark.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum InvalidMark {
+    /// Not a number.
+    #[error("not a number: {0}")]
+    Number(#[from] ParseIntError),
+    /// None, or more than one bit.
+    #[error("{0:#x} is not one bit")]
+    Bits(u32),
+}
+
+impl Mark {
+    /// The mark with this bit and no other.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for Mark {
+    type Error = InvalidMark;
+
+    fn try_from(mark: u32) -> Result<Self, Self::Error> {
+        if mark.is_power_of_two() {
+            Ok(Self(mark))
+        } else {
+            Err(InvalidMark::Bits(mark))
+        }
+    }
+}
+
+impl FromStr for Mark {
+    type Err = InvalidMark;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mark = match text.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16)?,
+            None => text.parse()?,
+        };
+        mark.try_into()
+    }
+}
