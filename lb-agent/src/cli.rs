@@ -5,6 +5,7 @@
 
 mod cleanup;
 mod completions;
+mod config;
 mod logging;
 mod monitor;
 mod output;
@@ -42,6 +43,7 @@ enum Verb {
     Probe(Box<probe::Probe>),
     Services(services::Services),
     Monitor(monitor::Monitor),
+    Config(Box<config::ConfigVerb>),
     Completions(completions::Completions),
     Version(version::Version),
 }
@@ -75,6 +77,12 @@ impl Verb {
             Self::Probe(verb) => verb.run(),
             Self::Services(verb) => verb.run(),
             Self::Monitor(verb) => verb.run(),
+            Self::Config(verb) => {
+                let (mut command, none) = (Cli::command(), ArgMatches::default());
+                command.build();
+                let own = command.find_subcommand("config").unwrap_or(&command);
+                verb.run(own, matches.subcommand_matches("config").unwrap_or(&none))
+            }
             Self::Completions(verb) => verb.run(Cli::command()),
             Self::Version(verb) => verb.run(),
         }
