@@ -3,9 +3,12 @@
 //! Exit codes: 0 all is well, 1 something failed or is not as it should be, 2 it cannot be told, or the command line
 //! makes no sense. Whoever closes the pipe has seen enough, and that is no failure.
 
+mod backends;
 mod cleanup;
 mod completions;
 mod config;
+mod flows;
+mod links;
 mod logging;
 mod monitor;
 mod output;
@@ -42,6 +45,9 @@ enum Verb {
     Status(status::StatusVerb),
     Probe(Box<probe::Probe>),
     Services(services::Services),
+    Backends(backends::Backends),
+    Flows(flows::Flows),
+    Links(links::Links),
     Monitor(monitor::Monitor),
     Config(Box<config::ConfigVerb>),
     Completions(completions::Completions),
@@ -76,6 +82,9 @@ impl Verb {
             Self::Status(verb) => verb.run(),
             Self::Probe(verb) => verb.run(),
             Self::Services(verb) => verb.run(),
+            Self::Backends(verb) => verb.run(),
+            Self::Flows(verb) => verb.run(),
+            Self::Links(verb) => verb.run(),
             Self::Monitor(verb) => verb.run(),
             Self::Config(verb) => {
                 let (mut command, none) = (Cli::command(), ArgMatches::default());

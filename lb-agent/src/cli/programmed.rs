@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 
 use crate::plane::{ebpf, ipvs, shown::Shown};
 
@@ -22,4 +22,19 @@ pub(super) fn lines(bpffs: &Path) -> anyhow::Result<Vec<Shown>> {
         (Err(ipvs), Err(ebpf)) => bail!("nothing can be read: {ebpf:#}; and of IPVS: {ipvs:#}"),
         (_, Ok(lines)) => Ok(lines),
     }
+}
+
+/// What only programs can tell.
+///
+/// # Errors
+/// As `told` has them; where IPVS serves instead, that this is so, and `instead`.
+pub(super) fn by_programs<T>(
+    bpffs: &Path,
+    instead: &str,
+    told: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    if !ebpf::has_maps(bpffs) && matches!(ipvs::inspect(), Ok(Some(_))) {
+        bail!("not on the plane ipvs, which serves this node: {instead}");
+    }
+    told().context("nothing can be told")
 }

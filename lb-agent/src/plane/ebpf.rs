@@ -8,6 +8,7 @@
 //!    │
 //! inspect   rows → text, for people
 //! events    what was dropped and refused, from the ring and the counters
+//! flows     what is being translated; served: what is on which link
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
 //! OptOut    finds the cgroups of pods whose sockets are left alone
@@ -46,6 +47,7 @@ mod chain;
 mod cleanup;
 mod clsact;
 mod events;
+mod flows;
 mod hooks;
 mod host_sockets;
 mod inspect;
@@ -62,6 +64,7 @@ mod port;
 mod prefix;
 mod probe;
 mod ranges;
+mod served;
 mod services;
 mod sys;
 mod table;
@@ -69,12 +72,15 @@ mod table;
 mod tests;
 mod trial;
 
+pub use chain::{Attached, Way};
 pub use cleanup::{cleanup, remove_leftovers};
 pub use events::{Events, counters};
+pub use flows::{Flow, flows};
 pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
 pub use pins::has_maps;
 pub use probe::probe;
+pub use served::{Hook, ServedLink, links};
 
 use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};

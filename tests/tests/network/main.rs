@@ -49,3 +49,4 @@ mod stale;
 mod sysctls;
 mod trust;
 mod uplinks;
+mod verbs;

@@ -256,7 +256,8 @@ fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
     })
 }
 
-fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
+/// A map by its pin in a folder.
+pub(super) fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
     let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
     BpfTable::new(&map).with_context(|| format!("map {name}"))
 }

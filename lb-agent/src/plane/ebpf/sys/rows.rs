@@ -89,7 +89,7 @@ unsafe fn write_batch(command: bpf_cmd, count: usize, mut attr: BatchAttr) -> Re
 }
 
 /// Room for the largest key of a map whose token is a key.
-const TOKEN_WORDS: usize = 4;
+const TOKEN_WORDS: usize = 5;
 
 /// Where a walk over a map stands.
 #[derive(Default)]
