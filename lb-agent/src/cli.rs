@@ -7,6 +7,7 @@ mod backends;
 mod cleanup;
 mod completions;
 mod config;
+mod explain;
 mod flows;
 mod links;
 mod logging;
@@ -48,6 +49,7 @@ enum Verb {
     Backends(backends::Backends),
     Flows(flows::Flows),
     Links(links::Links),
+    Explain(explain::Explain),
     Monitor(monitor::Monitor),
     Config(Box<config::ConfigVerb>),
     Completions(completions::Completions),
@@ -85,6 +87,7 @@ impl Verb {
             Self::Backends(verb) => verb.run(),
             Self::Flows(verb) => verb.run(),
             Self::Links(verb) => verb.run(),
+            Self::Explain(verb) => verb.run(),
             Self::Monitor(verb) => verb.run(),
             Self::Config(verb) => {
                 let (mut command, none) = (Cli::command(), ArgMatches::default());

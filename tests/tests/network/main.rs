@@ -17,6 +17,7 @@ mod cleanup;
 mod clsact;
 mod dummy;
 mod endpoints;
+mod explain;
 mod external;
 mod fallback;
 mod fixture;

@@ -23,7 +23,7 @@ use aya_obj::generated::{
 };
 
 pub(super) use rows::{
-    Cursor, Partial, delete, delete_batch, look_up, next_key, read_batch, update, update_batch,
+    Cursor, Partial, delete, delete_batch, look_up, look_up_bytes, next_key, read_batch, update, update_batch,
 };
 
 /// How many programs the kernel lets share one TCX hook (`BPF_MPROG_MAX`).
