@@ -17,6 +17,8 @@ mod places;
 mod probe;
 mod programmed;
 mod protocol;
+#[cfg(test)]
+mod reference;
 mod run;
 mod services;
 mod status;
