@@ -28,7 +28,7 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-use output::{Answer, is_broken_pipe};
+use output::{Answer, NobodyReads};
 
 /// Kubernetes Services on a node: a BPF data path and the agent that keeps it true
 #[derive(Debug, Parser)]
@@ -70,7 +70,7 @@ pub fn main() -> ExitCode {
         _ => Answer::Unknown,
     };
     cli.verb.run(&matches).unwrap_or_else(|error| {
-        if is_broken_pipe(&error) {
+        if error.is::<NobodyReads>() {
             return Answer::Good.into();
         }
         eprintln!("error: {error:#}");

@@ -8,7 +8,7 @@ use std::{
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::output::Answer;
+use super::output::{Answer, written};
 
 /// Print what a shell needs to complete the words of this command line: `source <(lb-agent completions bash)`
 #[derive(Debug, Args)]
@@ -23,8 +23,7 @@ impl Completions {
         // It cannot tell that nobody reads, so it is not given the pipe.
         clap_complete::generate(self.shell, &mut command, "lb-agent", &mut script);
         let mut out = io::stdout().lock();
-        out.write_all(&script)?;
-        out.flush()?;
+        written(out.write_all(&script).and_then(|()| out.flush()))?;
         Ok(Answer::Good.into())
     }
 }

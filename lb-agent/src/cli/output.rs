@@ -6,6 +6,7 @@ use std::{
     process::ExitCode,
 };
 
+use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -55,7 +56,7 @@ impl Output {
     /// Prints all there is to print.
     ///
     /// # Errors
-    /// Nobody takes it, as [`is_broken_pipe`] tells, or it cannot be written.
+    /// [`NobodyReads`], or it cannot be written.
     pub(super) fn print(self, object: &impl Serialize, text: &impl fmt::Display) -> anyhow::Result<()> {
         let printed = match self.output {
             Format::Text => text.to_string(),
@@ -65,9 +66,9 @@ impl Output {
         let mut out = io::stdout().lock();
         let printed = printed.trim_end();
         if !printed.is_empty() {
-            writeln!(out, "{printed}")?;
+            written(writeln!(out, "{printed}"))?;
         }
-        Ok(out.flush()?)
+        written(out.flush())
     }
 
     /// Prints one of many, as they come.
@@ -80,12 +81,11 @@ impl Output {
         text: &impl fmt::Display,
         out: &mut impl io::Write,
     ) -> anyhow::Result<()> {
-        match self.output {
-            Format::Text => writeln!(out, "{text}")?,
-            Format::Json => writeln!(out, "{}", serde_json::to_string(object)?)?,
-            Format::Yaml => write!(out, "---\n{}", serde_saphyr::to_string(object)?)?,
-        }
-        Ok(())
+        written(match self.output {
+            Format::Text => writeln!(out, "{text}"),
+            Format::Json => writeln!(out, "{}", serde_json::to_string(object)?),
+            Format::Yaml => write!(out, "---\n{}", serde_saphyr::to_string(object)?),
+        })
     }
 }
 
@@ -113,11 +113,21 @@ fn or_none(cell: String) -> String {
     if cell.is_empty() { NONE.to_owned() } else { cell }
 }
 
-/// Whether an error says no more than that who reads has seen enough.
-pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+/// Who reads has seen enough: no failure, and an error only so that nothing more is printed. Of a type of its own, since
+/// other pipes that break are failures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("nobody reads the output any more")]
+pub(super) struct NobodyReads;
+
+/// What came of writing to standard output.
+///
+/// # Errors
+/// [`NobodyReads`], or it cannot be written.
+pub(super) fn written(result: io::Result<()>) -> anyhow::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        result => result.context("cannot write the output"),
+    }
 }
 
 #[cfg(test)]
@@ -158,9 +168,11 @@ FRONTEND        PROTO   BACKENDS
     }
 
     #[test]
-    fn an_error_of_a_pipe_that_nobody_reads_is_told_from_others() {
-        let error = |kind| anyhow::Error::from(io::Error::from(kind));
-        assert!(is_broken_pipe(&error(io::ErrorKind::BrokenPipe)));
-        assert!(!is_broken_pipe(&error(io::ErrorKind::StorageFull)));
+    fn who_does_not_read_any_more_is_told_from_what_cannot_be_written() {
+        let error = |kind| written(Err(io::Error::from(kind))).unwrap_err();
+        assert!(error(io::ErrorKind::BrokenPipe).is::<NobodyReads>());
+        assert!(!error(io::ErrorKind::StorageFull).is::<NobodyReads>());
+        // One to a child, say.
+        assert!(!anyhow::Error::from(io::Error::from(io::ErrorKind::BrokenPipe)).is::<NobodyReads>());
     }
 }
