@@ -1,14 +1,24 @@
 //! The command line: a file a verb.
 //!
-//! Exit codes: 0 all went well, 1 something failed and was said on standard error, 2 the command
-//! line makes no sense. Those of `status` and `probe` are an answer.
+//! Exit codes: 0 all is well, 1 something failed or is not as it should be, 2 it cannot be told, or the command line
+//! makes no sense. Whoever closes the pipe has seen enough, and that is no failure.
 
+mod backends;
 mod cleanup;
+mod completions;
+mod config;
+mod explain;
+mod flows;
+mod links;
 mod logging;
 mod monitor;
 mod output;
 mod places;
 mod probe;
+mod programmed;
+mod protocol;
+#[cfg(test)]
+mod reference;
 mod run;
 mod services;
 mod status;
@@ -16,13 +26,16 @@ mod version;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use output::{Answer, NobodyReads};
 
 /// Kubernetes Services on a node: a BPF data path and the agent that keeps it true
 #[derive(Debug, Parser)]
 #[command(name = "lb-agent", version, arg_required_else_help = true)]
 #[command(after_help = "\
-Exit codes: 0 all went well, 1 something failed, 2 the command line makes no sense.")]
+Exit codes: 0 all is well, 1 something failed or is not as it should be, 2 it cannot be told, or the command line makes
+no sense.")]
 pub struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -35,34 +48,59 @@ enum Verb {
     Status(status::StatusVerb),
     Probe(Box<probe::Probe>),
     Services(services::Services),
+    Backends(backends::Backends),
+    Flows(flows::Flows),
+    Links(links::Links),
+    Explain(explain::Explain),
     Monitor(monitor::Monitor),
+    Config(Box<config::ConfigVerb>),
+    Completions(completions::Completions),
     Version(version::Version),
 }
 
 /// Does what the command line says.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = match cli.verb {
-        Verb::Run(verb) => done(verb.run()),
-        Verb::Cleanup(verb) => done(verb.run()),
-        Verb::Status(verb) => verb.run(),
-        Verb::Probe(verb) => verb.run(),
-        Verb::Services(verb) => done(verb.run()),
-        Verb::Monitor(verb) => done(verb.run()),
-        Verb::Version(verb) => {
-            verb.run();
-            Ok(ExitCode::SUCCESS)
-        }
+    let mut command = Cli::command();
+    let matches = command.get_matches_mut();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit());
+    // Those that do something fail; those that tell something cannot tell.
+    let failed = match cli.verb {
+        Verb::Run(_) | Verb::Cleanup(_) => Answer::Problem,
+        _ => Answer::Unknown,
     };
-    result.unwrap_or_else(|error| {
+    cli.verb.run(&matches).unwrap_or_else(|error| {
+        if error.is::<NobodyReads>() {
+            return Answer::Good.into();
+        }
         eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        failed.into()
     })
 }
 
-fn done(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
-    result.map(|()| ExitCode::SUCCESS)
+impl Verb {
+    fn run(self, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+        match self {
+            Self::Run(verb) => verb.run().map(|()| Answer::Good.into()),
+            Self::Cleanup(verb) => verb.run().map(|()| Answer::Good.into()),
+            Self::Status(verb) => verb.run(),
+            Self::Probe(verb) => verb.run(),
+            Self::Services(verb) => verb.run(),
+            Self::Backends(verb) => verb.run(),
+            Self::Flows(verb) => verb.run(),
+            Self::Links(verb) => verb.run(),
+            Self::Explain(verb) => verb.run(),
+            Self::Monitor(verb) => verb.run(),
+            Self::Config(verb) => {
+                let (mut command, none) = (Cli::command(), ArgMatches::default());
+                command.build();
+                let own = command.find_subcommand("config").unwrap_or(&command);
+                verb.run(own, matches.subcommand_matches("config").unwrap_or(&none))
+            }
+            Self::Completions(verb) => verb.run(Cli::command()),
+            Self::Version(verb) => verb.run(),
+        }
+    }
 }
 
 #[cfg(test)]

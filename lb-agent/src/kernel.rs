@@ -9,5 +9,6 @@ pub mod links;
 pub(crate) mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod routes;
 pub mod sockets;
 pub mod sysctls;

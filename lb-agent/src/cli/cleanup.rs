@@ -5,6 +5,7 @@ use clap::Args;
 
 use super::{
     logging,
+    output::say,
     places::{Paths, Places},
 };
 use crate::{
@@ -50,7 +51,7 @@ impl Cleanup {
                 Ok(removed) => {
                     has_removed |= !removed.is_empty();
                     for what in removed {
-                        println!("removed {what}");
+                        say(format_args!("removed {what}"));
                     }
                 }
                 Err(error) => failed.push(format!("{plane}: {error:#}")),
@@ -58,7 +59,7 @@ impl Cleanup {
         }
         // Last: what was forwarded for services needs it no more.
         for setting in sysctls::restore(&paths.run_dir).context("the sysctls are left alone")? {
-            println!("sysctl {setting}");
+            say(format_args!("sysctl {setting}"));
             has_removed = true;
             if matches!(setting.end, sysctls::End::Failed(_)) {
                 failed.push(format!("sysctl {setting}: run this again once it can be put back"));
@@ -74,7 +75,7 @@ impl Cleanup {
             bail!("{}", failed.join("\n"));
         }
         if !has_removed {
-            println!("there was nothing to remove");
+            say("there was nothing to remove");
         }
         Ok(())
     }
@@ -107,7 +108,7 @@ fn remove_files(run_dir: RunDir, paths: &Paths) -> anyhow::Result<bool> {
         .remove()
         .with_context(|| format!("cannot remove the folder {folder}"))?;
     if had_files {
-        println!("removed folder {folder}");
+        say(format_args!("removed folder {folder}"));
     }
     Ok(had_files)
 }

@@ -1,6 +1,9 @@
 //! Where the log goes: to standard error.
 
-use std::io::{self, IsTerminal as _};
+use std::{
+    env,
+    io::{self, IsTerminal as _},
+};
 
 use tracing_subscriber::EnvFilter;
 
@@ -22,7 +25,13 @@ pub(super) fn start(level: LogLevel, format: LogFormat) {
         .with_writer(io::stderr)
         .with_target(false);
     match format {
-        LogFormat::Text => subscriber.with_ansi(io::stderr().is_terminal()).init(),
+        LogFormat::Text => subscriber.with_ansi(has_colours()).init(),
         LogFormat::Json => subscriber.json().flatten_event(true).init(),
     }
+}
+
+/// To a terminal, unless its user has none of it (<https://no-color.org>).
+fn has_colours() -> bool {
+    let is_unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stderr().is_terminal() && !is_unwanted
 }

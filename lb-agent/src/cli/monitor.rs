@@ -4,7 +4,8 @@ use std::{
     io::{self, Write},
     ops::ControlFlow,
     os::fd::AsFd as _,
-    process, thread,
+    process::{self, ExitCode},
+    thread,
 };
 
 use anyhow::{Context as _, bail};
@@ -19,7 +20,10 @@ use nix::{
     sys::signal::{SigSet, Signal},
 };
 
-use super::places::Places;
+use super::{
+    output::{Answer, Output, columns},
+    places::Places,
+};
 use crate::plane::ebpf::{self, Events};
 
 mod clock;
@@ -40,12 +44,13 @@ A line: when, the reason, the protocol, source -> destination as the client sent
 came in from a link, `egress=LINK` was to go out to one, `process` is a call of a process of this node, whose
 source is not known yet. A link that is gone is shown by its index; a packet without ports is a fragment.
 Each CPU tells of 1,000 packets a second at most; how many more there were is said on standard error, and
---counters has all of them.")]
+--counters has all of them. In JSON and YAML it has the fields time, reason, protocol, source, source_port,
+destination, destination_port, hook (ingress, egress, socket), link, link_index.
+
+Exit codes: 0 it was ended, or nobody reads it any more, 2 there is nothing to read.")]
 pub(super) struct Monitor {
-    /// Print JSON, an object a line: time, reason, protocol, source, source_port, destination,
-    /// destination_port, hook (ingress, egress, socket), link, link_index
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    output: Output,
 
     /// Only what has this reason; may be given more than once
     #[arg(long = "reason", value_name = "NAME", value_parser = reason())]
@@ -70,40 +75,30 @@ fn reason() -> impl TypedValueParser<Value = Counter> {
 }
 
 impl Monitor {
-    pub(super) fn run(self) -> anyhow::Result<()> {
+    pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let bpffs = self.places.clone().paths()?.bpffs;
-        let mut out = io::stdout().lock();
-        let printed = if self.counters {
-            self.print_counters(&ebpf::counters(&bpffs)?, &mut out)
+        if self.counters {
+            self.print_counters(&ebpf::counters(&bpffs)?)?;
         } else {
             // Before the first thread is started.
             end_with_signals()?;
-            self.follow(Events::open(&bpffs)?, &mut out)
-        };
-        match printed {
-            // Who reads has seen enough.
-            Err(error) if is_broken_pipe(&error) => Ok(()),
-            printed => printed,
+            self.follow(Events::open(&bpffs)?, &mut io::stdout().lock())?;
         }
+        Ok(Answer::Good.into())
     }
 
     fn shows(&self, reason: Counter) -> bool {
         self.reasons.is_empty() || self.reasons.contains(&reason)
     }
 
-    fn print_counters(&self, counters: &[(Counter, u64)], out: &mut impl Write) -> anyhow::Result<()> {
+    fn print_counters(&self, counters: &[(Counter, u64)]) -> anyhow::Result<()> {
         let shown = counters.iter().filter(|(counter, _)| self.shows(*counter));
-        if self.json {
-            let object: serde_json::Map<_, _> = shown
-                .map(|(counter, total)| (counter.name().to_owned(), (*total).into()))
-                .collect();
-            writeln!(out, "{}", serde_json::to_string(&object)?)?;
-        } else {
-            for (counter, total) in shown {
-                writeln!(out, "{:<26} {total}", counter.name())?;
-            }
-        }
-        Ok(out.flush()?)
+        let object: serde_json::Map<_, _> = shown
+            .clone()
+            .map(|(counter, total)| (counter.name().to_owned(), (*total).into()))
+            .collect();
+        let rows = shown.map(|(counter, total)| [counter.name().to_owned(), total.to_string()]);
+        self.output.print(&object, &columns(["COUNTER", "TOTAL"], rows))
     }
 
     fn follow(&self, mut events: Events, out: &mut impl Write) -> anyhow::Result<()> {
@@ -120,7 +115,7 @@ impl Monitor {
                 if event.time >= started {
                     let line = Line::new(&event, clock.at(event.time)?);
                     if line.reason.is_none_or(|reason| self.shows(reason)) {
-                        line.print(self.json, out)?;
+                        self.output.print_next(&line.json(), &line, out)?;
                     }
                 }
             }
@@ -177,10 +172,4 @@ fn end_with_signals() -> anyhow::Result<()> {
         })
         .context("no thread for signals")?;
     Ok(())
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -4,7 +4,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{logging, output::Output};
+use super::{
+    logging,
+    output::{Answer, Output},
+};
 use crate::{
     config::{Arguments, LogFormat, LogLevel},
     plane::choice,
@@ -15,7 +18,7 @@ use crate::{
 /// Nothing of it stays, and what serves is not touched
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 a plane can be run that the settings allow, 1 none can.")]
+Exit codes: 0 a plane can be run that the settings allow, 1 none can, 2 the settings make no sense.")]
 pub(super) struct Probe {
     #[command(flatten)]
     output: Output,
@@ -33,10 +36,7 @@ impl Probe {
         }
         let report = choice::probe(config.plane, &config.plane_options()?);
         self.output.print(&report, &report)?;
-        Ok(if report.chosen.is_some() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        let is_good = report.chosen.is_some();
+        Ok(if is_good { Answer::Good } else { Answer::Problem }.into())
     }
 }

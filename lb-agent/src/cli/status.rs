@@ -5,15 +5,17 @@ use std::process::ExitCode;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{output::Output, places::Places};
+use super::{
+    output::{Answer, Output},
+    places::Places,
+};
 use crate::status::{Seen, State};
 
 /// Print how this node is served: whether an agent runs, which plane serves and why, what has failed, what the plane
 /// cannot do. Works with the agent dead as well: then it is what that knew last
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 ready, 1 an agent runs but is not ready or has failures, or its status cannot be read,
-2 no agent runs.")]
+Exit codes: 0 ready, 1 an agent runs but is not ready or has failures, 2 no agent runs, or its status cannot be read.")]
 pub(super) struct StatusVerb {
     #[command(flatten)]
     output: Output,
@@ -26,10 +28,11 @@ impl StatusVerb {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         let seen = Seen::at(&self.places.paths()?.run_dir)?;
         self.output.print(&seen, &seen.text(Timestamp::now()))?;
-        Ok(ExitCode::from(match seen.state {
-            State::Ready => 0,
-            State::Degraded => 1,
-            State::NotRunning => 2,
-        }))
+        Ok(match seen.state {
+            State::Ready => Answer::Good,
+            State::Degraded => Answer::Problem,
+            State::NotRunning => Answer::Unknown,
+        }
+        .into())
     }
 }

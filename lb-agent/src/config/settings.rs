@@ -214,7 +214,7 @@ impl Settings {
     ///
     /// # Errors
     /// A field that there is not, or a value that it cannot have: with the line.
-    pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
         // An empty file sets nothing.
         let settings: Option<Self> =
             serde_saphyr::from_str_with_options(text, serde_saphyr::options! { with_snippet: false })?;

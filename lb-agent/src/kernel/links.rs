@@ -24,6 +24,7 @@
 //! for a pod's and that is none by that counts as an uplink.
 
 mod classify;
+mod list;
 mod messages;
 mod rules;
 mod stacked;
@@ -31,6 +32,7 @@ mod table;
 mod watch;
 
 pub use classify::{Facts, classify};
+pub use list::list;
 pub(super) use messages::{address, link_facts};
 pub use rules::{LinkRuleError, LinkRules, PodLinks};
 pub use watch::watch;

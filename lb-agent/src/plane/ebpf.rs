@@ -8,6 +8,8 @@
 //!    │
 //! inspect   rows → text, for people
 //! events    what was dropped and refused, from the ring and the counters
+//! flows     what is being translated; served: what is on which link
+//! explain   what becomes of a packet: runs a twin of the program on a link
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
 //! OptOut    finds the cgroups of pods whose sockets are left alone
@@ -46,6 +48,8 @@ mod chain;
 mod cleanup;
 mod clsact;
 mod events;
+mod explain;
+mod flows;
 mod hooks;
 mod host_sockets;
 mod inspect;
@@ -62,19 +66,25 @@ mod port;
 mod prefix;
 mod probe;
 mod ranges;
+mod served;
 mod services;
 mod sys;
 mod table;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod twin;
 
+pub use chain::{Attached, Way};
 pub use cleanup::{cleanup, remove_leftovers};
 pub use events::{Events, counters};
+pub use explain::{Client, Explanation, Fate, Packet, Possible, ProgramOnLink, Sent, explain};
+pub use flows::{Flow, flows};
 pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
 pub use pins::has_maps;
 pub use probe::probe;
+pub use served::{Hook, ServedLink, links};
 
 use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};

@@ -111,7 +111,7 @@ fn run(node: &Node, args: &[&str]) -> (Option<i32>, String, String) {
 }
 
 fn counter(node: &Node, name: &str) -> u64 {
-    let (code, printed, said) = run(node, &["--counters", "--json"]);
+    let (code, printed, said) = run(node, &["--counters", "-o", "json"]);
     assert_eq!(code, Some(0), "{said}");
     let counters: Value = serde_json::from_str(&printed).unwrap();
     counters[name].as_u64().unwrap_or_else(|| panic!("{printed}"))
@@ -245,7 +245,8 @@ fn a_program_reads_the_same_as_json_and_of_the_reasons_that_it_asks_for() {
     }
     let scene = scene();
     let reasons = [
-        "--json",
+        "-o",
+        "json",
         "--reason",
         "dropped_unallocated",
         "--reason",
@@ -285,7 +286,7 @@ fn a_program_reads_the_same_as_json_and_of_the_reasons_that_it_asks_for() {
     assert_eq!((code, said.as_str()), (Some(0), ""));
     assert_eq!(
         printed.split_whitespace().collect::<Vec<_>>(),
-        ["dropped_unallocated", "2"]
+        ["COUNTER", "TOTAL", "dropped_unallocated", "2"]
     );
 }
 
@@ -330,7 +331,7 @@ fn there_is_one_at_a_time_and_the_agent_is_not_needed() {
     scene.world.agents.pop().unwrap().stop().unwrap();
     let monitor = Monitor::start(scene.node(), &[]);
     let (code, printed, said) = run(scene.node(), &[]);
-    assert_eq!((code, printed.as_str()), (Some(1), ""));
+    assert_eq!((code, printed.as_str()), (Some(2), ""));
     assert!(
         said.contains("another `lb-agent monitor` reads the events") && said.contains("stop it first"),
         "{said}"
@@ -360,12 +361,12 @@ fn it_ends_well_when_nobody_reads_it_and_says_so_when_the_maps_are_gone() {
     scene.world.agents.pop().unwrap().stop().unwrap();
     assert!(agent::cleanup(scene.node()).unwrap().status.success());
     let status = process::wait(&mut monitor.child, END).unwrap();
-    assert_eq!(status.and_then(|status| status.code()), Some(1));
+    assert_eq!(status.and_then(|status| status.code()), Some(2));
     assert!(monitor.said().contains("start the monitor again"), "{}", monitor.said());
 
     for args in [&[] as &[_], &["--counters"]] {
         let (code, printed, said) = run(scene.node(), args);
-        assert_eq!((code, printed.as_str()), (Some(1), ""));
+        assert_eq!((code, printed.as_str()), (Some(2), ""));
         assert!(said.contains("no agent has filled maps here"), "{said}");
     }
 }
@@ -395,7 +396,7 @@ fn without_privileges_it_says_which_are_missing() {
         .stderr(Stdio::piped());
     let child = process::spawn(command, world.node1().netns(), None).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("reading BPF maps needs CAP_BPF: run as root"), "{said}");
 }

@@ -2,23 +2,15 @@
 
 use std::{
     fmt,
-    io::Write,
     net::{IpAddr, SocketAddr},
 };
 
 use jiff::Timestamp;
-use lb_common::{
-    Counter, Event, Port,
-    event::NO_LINK,
-    flow::REVERSE,
-    net::{SCTP, TCP, UDP},
-};
+use lb_common::{Counter, Event, Port, event::NO_LINK, flow::REVERSE};
 use nix::net::if_::if_indextoname;
 use serde_json::json;
 
-/// IANA protocol numbers of what has no ports and may be dropped all the same.
-const ICMP: u8 = 1;
-const ICMPV6: u8 = 58;
+use crate::cli::protocol;
 
 /// What is shown of an event.
 #[derive(Debug)]
@@ -42,22 +34,13 @@ impl Line {
         }
     }
 
-    /// Writes it with its end.
-    pub(super) fn print(&self, as_json: bool, out: &mut impl Write) -> anyhow::Result<()> {
-        if as_json {
-            writeln!(out, "{}", self.json())?;
-        } else {
-            writeln!(out, "{self}")?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> serde_json::Value {
+    /// The same in fields.
+    pub(super) fn json(&self) -> serde_json::Value {
         let packet = &self.event.packet;
         json!({
             "time": format!("{:.6}", self.time),
             "reason": self.reason_name(),
-            "protocol": protocol(packet.protocol),
+            "protocol": protocol::name(packet.protocol),
             "source": IpAddr::from(packet.source),
             "source_port": port(packet.source_port),
             "destination": IpAddr::from(packet.destination),
@@ -92,7 +75,7 @@ impl fmt::Display for Line {
             "{:.6} {} {} {} -> {} ",
             self.time,
             self.reason_name(),
-            protocol(packet.protocol),
+            protocol::name(packet.protocol),
             End(packet.source.into(), packet.source_port),
             End(packet.destination.into(), packet.destination_port),
         )?;
@@ -126,22 +109,13 @@ fn port(port: Port) -> Option<u16> {
     (port != Port::NONE).then(|| port.get())
 }
 
-/// Its name, or its number.
-fn protocol(number: u8) -> String {
-    let name = match number {
-        TCP => "tcp",
-        UDP => "udp",
-        SCTP => "sctp",
-        ICMP => "icmp",
-        ICMPV6 => "icmpv6",
-        other => return other.to_string(),
-    };
-    name.to_owned()
-}
-
 #[cfg(test)]
 mod tests {
-    use lb_common::{FlowKey, flow::FORWARD};
+    use lb_common::{
+        FlowKey,
+        flow::FORWARD,
+        net::{SCTP, TCP, UDP},
+    };
 
     use super::*;
 
@@ -233,9 +207,5 @@ mod tests {
         });
         let line = line(v4, Counter::DroppedNoLocalEndpoint as u32, LOOPBACK);
         assert_eq!(line.json(), expected);
-        let mut printed = Vec::new();
-        line.print(true, &mut printed).unwrap();
-        assert_eq!(printed.iter().filter(|byte| **byte == b'\n').count(), 1);
-        assert!(printed.ends_with(b"}\n"));
     }
 }

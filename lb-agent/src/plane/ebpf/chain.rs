@@ -3,6 +3,8 @@
 
 use std::{io, os::fd::AsFd as _};
 
+use serde::Serialize;
+
 use super::{
     clsact,
     pins::{self, LinkName, Pins},
@@ -23,6 +25,27 @@ const PROXIES: [(&str, &[&str]); 2] = [
     ("Calico", &["cali_", "calico_"]),
 ];
 
+/// How a program is on a hook.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// By a link on TCX.
+    Tcx,
+    /// By a filter of the clsact qdisc.
+    Filter,
+}
+
+/// A program of ours on a hook.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Attached {
+    /// Its number in the kernel. Without one, the kernel does not tell.
+    pub id: Option<u32>,
+    /// Its name; of one on TCX it is told to `CAP_SYS_ADMIN` only.
+    pub name: Option<String>,
+    /// How it is there.
+    pub way: Way,
+}
+
 /// One program on a hook.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Entry {
@@ -30,7 +53,8 @@ struct Entry {
     name: Option<String>,
     /// What else tells it from others.
     place: Place,
-    is_ours: bool,
+    /// Ours, by what it takes to ask for it.
+    ours: Option<Attached>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,7 +80,7 @@ impl Entry {
 
     /// The service proxy that it belongs to.
     fn proxy(&self) -> Option<&'static str> {
-        let name = self.name.as_deref().filter(|_| !self.is_ours)?;
+        let name = self.name.as_deref().filter(|_| self.ours.is_none())?;
         let is_of = |prefixes: &[&str]| prefixes.iter().any(|prefix| name.starts_with(prefix));
         PROXIES
             .iter()
@@ -84,12 +108,20 @@ impl Chain {
                 Entry {
                     name: (!is_ours).then(|| sys::program_name(entry.program).ok()).flatten(),
                     place: Place::Tcx(entry.program),
-                    is_ours,
+                    ours: is_ours.then_some(Attached {
+                        id: Some(entry.program),
+                        name: None,
+                        way: Way::Tcx,
+                    }),
                 }
             }));
         }
         entries.extend(clsact::chain(ifindex, direction)?.into_iter().map(|filter| Entry {
-            is_ours: filter.is_ours(),
+            ours: filter.our_program().map(|name| Attached {
+                id: filter.program,
+                name: Some(name.to_owned()),
+                way: Way::Filter,
+            }),
             place: Place::Filter(filter.priority()),
             name: Some(filter.name),
         }));
@@ -98,12 +130,21 @@ impl Chain {
 
     /// Whether ours is there.
     pub(super) fn has_ours(&self) -> bool {
-        self.0.iter().any(|entry| entry.is_ours)
+        self.0.iter().any(|entry| entry.ours.is_some())
+    }
+
+    /// Ours that sees packets first, with its name as far as the kernel tells it.
+    pub(super) fn ours(&self) -> Option<Attached> {
+        let mut ours = self.0.iter().find_map(|entry| entry.ours.clone())?;
+        if ours.name.is_none() {
+            ours.name = ours.id.and_then(|id| sys::program_name(id).ok());
+        }
+        Some(ours)
     }
 
     /// The programs of others that see packets before ours. None is known where ours is not there.
     pub(super) fn before_ours(&self) -> Vec<String> {
-        let Some(ours) = self.0.iter().position(|entry| entry.is_ours) else {
+        let Some(ours) = self.0.iter().position(|entry| entry.ours.is_some()) else {
             return Vec::new();
         };
         let mut before: Vec<String> = self.0[..ours].iter().map(Entry::describe).collect();
@@ -146,7 +187,7 @@ mod tests {
         Entry {
             name: Some(name.to_owned()),
             place: Place::Tcx(id),
-            is_ours: false,
+            ours: None,
         }
     }
 
@@ -158,7 +199,15 @@ mod tests {
     }
 
     fn ours(entry: Entry) -> Entry {
-        Entry { is_ours: true, ..entry }
+        let attached = Attached {
+            id: None,
+            name: entry.name.clone(),
+            way: Way::Tcx,
+        };
+        Entry {
+            ours: Some(attached),
+            ..entry
+        }
     }
 
     #[test]

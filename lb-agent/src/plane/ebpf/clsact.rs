@@ -41,6 +41,8 @@ pub(super) enum Qdisc {
 pub(super) struct Filter {
     /// What the filter is called, or its kind where it has no name.
     pub(super) name: String,
+    /// Number of its program, if it is one with a program.
+    pub(super) program: Option<u32>,
     kind: String,
     priority: u16,
     handle: TcHandle,
@@ -50,6 +52,11 @@ impl Filter {
     /// Whether we put it there.
     pub(super) fn is_ours(&self) -> bool {
         self.name.starts_with(NAME_PREFIX)
+    }
+
+    /// The name of its program, if it is ours.
+    pub(super) fn our_program(&self) -> Option<&str> {
+        self.name.strip_prefix(NAME_PREFIX)
     }
 
     /// Its priority, from 1; a smaller one comes first.
@@ -182,7 +189,12 @@ fn filter(header: &TcHeader, attributes: &[TcAttribute]) -> Option<Filter> {
         TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => Some(name.clone()),
         _ => None,
     });
+    let program = options.iter().find_map(|option| match option {
+        TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
+        _ => None,
+    });
     Some(Filter {
+        program,
         name: name.unwrap_or_else(|| kind.clone()),
         kind,
         priority: u16::from_be_bytes([high, low]),
@@ -222,6 +234,7 @@ mod tests {
     fn filter(kind: &str, priority: u16, handle: u32) -> Filter {
         Filter {
             name: "foreign".to_owned(),
+            program: None,
             kind: kind.to_owned(),
             priority,
             handle: TcHandle::from(handle),

@@ -30,7 +30,7 @@ use super::{
 use crate::kernel::links::{Link, Role};
 
 /// What `cargo xtask build-ebpf` made.
-static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
 const PINNED: [&str; 13] = [
@@ -50,7 +50,7 @@ const PINNED: [&str; 13] = [
 ];
 
 /// The programs for links. Each has a twin for links whose packets have no header below IP.
-const LINK_PROGRAMS: [&str; 6] = [
+pub(super) const LINK_PROGRAMS: [&str; 6] = [
     "from_pod",
     "from_pod_l3",
     "from_outside",
@@ -256,7 +256,8 @@ fn socket_maps(folder: &Path) -> anyhow::Result<host_sockets::Maps> {
     })
 }
 
-fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
+/// A map by its pin in a folder.
+pub(super) fn table<K: aya::Pod, V: aya::Pod>(folder: &Path, name: &str) -> anyhow::Result<BpfTable<K, V>> {
     let map = MapData::from_pin(folder.join(name)).with_context(|| format!("map {name}"))?;
     BpfTable::new(&map).with_context(|| format!("map {name}"))
 }

@@ -22,10 +22,14 @@ use aya_obj::generated::{
     bpf_prog_info,
 };
 
-pub(super) use rows::{Cursor, Partial, delete, delete_batch, look_up, next_key, read_batch, update, update_batch};
+pub(super) use rows::{
+    Cursor, Partial, delete, delete_batch, look_up, look_up_bytes, next_key, read_batch, update, update_batch,
+};
 
 /// How many programs the kernel lets share one TCX hook (`BPF_MPROG_MAX`).
 const TCX_CHAIN_MAX: usize = 64;
+/// How many maps of a program are asked for: more than any of ours has.
+const PROGRAM_MAPS_MAX: usize = 64;
 
 /// Which way packets go at a hook on a link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -327,27 +331,52 @@ struct IdAttr {
     open_flags: u32,
 }
 
-/// The name that a loaded program was given.
-pub(super) fn program_name(id: u32) -> io::Result<String> {
+/// What the kernel says of a loaded program.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct ProgramInfo {
+    /// Its name, of which the kernel keeps 15 bytes.
+    pub(super) name: String,
+    /// A sum over its instructions as they were loaded, whichever maps they are on.
+    pub(super) tag: [u8; 8],
+    /// Numbers of its maps.
+    pub(super) maps: Vec<u32>,
+}
+
+/// Asks for a program by its number, which takes `CAP_SYS_ADMIN`.
+pub(super) fn program_info(id: u32) -> io::Result<ProgramInfo> {
     let mut attr = IdAttr {
         id,
         ..IdAttr::default()
     };
     // SAFETY: no pointers.
     let program = unsafe { bpf_fd(BPF_PROG_GET_FD_BY_ID, &mut attr) }?;
-    // SAFETY: integers only, for which zero is a value; it asks for none of the optional parts.
+    program_info_of(program.as_fd())
+}
+
+/// Asks for a program by its descriptor.
+pub(super) fn program_info_of(program: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
+    let mut maps = vec![0_u32; PROGRAM_MAPS_MAX];
+    // SAFETY: integers only, for which zero is a value; of the optional parts it asks for none yet.
     let mut info: bpf_prog_info = unsafe { zeroed() };
+    info.map_ids = maps.as_mut_ptr() as u64;
+    info.nr_map_ids = PROGRAM_MAPS_MAX as u32;
     let mut attr = InfoAttr {
-        fd: number(program.as_fd()),
+        fd: number(program),
         length: u32::try_from(size_of::<bpf_prog_info>()).map_err(io::Error::other)?,
         info: std::ptr::from_mut(&mut info) as u64,
     };
-    // SAFETY: `info` lives across the call and is as long as said.
+    // SAFETY: `info` lives across the call and is as long as said, and so is `maps`, the only thing it asks for.
     unsafe { bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
-    Ok(info
-        .name
-        .iter()
-        .map(|&byte| char::from(byte.to_ne_bytes()[0]))
-        .take_while(|&c| c != '\0')
-        .collect())
+    maps.truncate(info.nr_map_ids as usize);
+    let name = info.name.iter().map(|&byte| char::from(byte.to_ne_bytes()[0]));
+    Ok(ProgramInfo {
+        name: name.take_while(|&c| c != '\0').collect(),
+        tag: info.tag,
+        maps,
+    })
+}
+
+/// The name that a loaded program was given.
+pub(super) fn program_name(id: u32) -> io::Result<String> {
+    program_info(id).map(|info| info.name)
 }

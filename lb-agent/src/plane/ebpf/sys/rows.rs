@@ -89,7 +89,7 @@ unsafe fn write_batch(command: bpf_cmd, count: usize, mut attr: BatchAttr) -> Re
 }
 
 /// Room for the largest key of a map whose token is a key.
-const TOKEN_WORDS: usize = 4;
+const TOKEN_WORDS: usize = 5;
 
 /// Where a walk over a map stands.
 #[derive(Default)]
@@ -199,6 +199,22 @@ pub(in crate::plane::ebpf) unsafe fn look_up<K: Pod, V: Pod>(
     };
     // SAFETY: key and value live across the call and have the map's sizes. `Pod` makes any bytes a value.
     absent_is_false(unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) })
+}
+
+/// Writes the only row of an array over `value`, whatever it is made of.
+///
+/// # Safety
+/// `value` has the size of the map's values, and its keys are `u32`.
+pub(in crate::plane::ebpf) unsafe fn look_up_bytes(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<()> {
+    let key = 0_u32;
+    let mut attr = RowAttr {
+        map: number(map),
+        key: std::ptr::from_ref(&key) as u64,
+        value: value.as_mut_ptr() as u64,
+        ..RowAttr::default()
+    };
+    // SAFETY: key and value live across the call and have the map's sizes.
+    unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) }.map(drop)
 }
 
 /// Writes the key after `key`, or the first, over `next`; says whether there is one.
