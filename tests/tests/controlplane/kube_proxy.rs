@@ -214,6 +214,40 @@ fn a_kube_proxy_beside_the_agent_is_told_in_the_log_and_on_the_node() {
 }
 
 #[test]
+fn with_kube_proxys_file_and_flags_alone_the_agent_serves_where_kube_proxy_would() {
+    let (network, source) = cluster();
+    let node = network.node1();
+    let folder = Folder::new().unwrap();
+    let path = folder.path().join("config.conf");
+    let kubeconfig = api(&source).kubeconfig_agent();
+    let text = format!(
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n\
+         clientConnection: {{kubeconfig: {}}}\ndetectLocalMode: NodeCIDR\noomScoreAdj: -998\n",
+        kubeconfig.display()
+    );
+    std::fs::write(&path, text).unwrap();
+    let arguments = ["--config".into(), path.into_os_string()];
+    let options = Options {
+        args: ["--hostname-override", node.name(), "-v=4"].map(Into::into).to_vec(),
+        ..Options::default()
+    };
+    let mut agent = Agent::spawn_reading(node, arguments, &options).unwrap();
+    agent.wait_ready().unwrap();
+    let log = agent.log().unwrap();
+    assert_eq!(log.matches("does nothing here").count(), 1, "{log}");
+    assert!(
+        log.contains("oomScoreAdj does nothing here") && log.contains("DEBUG"),
+        "{log}"
+    );
+    // In iptables mode every address of the node has NodePorts, that of localhost too.
+    let [address, _] = node.addresses();
+    let served = agent.wait_for_log(SOON, "NodePorts are served").unwrap();
+    for address in ["127.0.0.1", &address.to_string()] {
+        assert!(served.contains(address), "{served}");
+    }
+}
+
+#[test]
 fn the_configuration_that_kube_proxy_writes_itself_is_understood() {
     let folder = Folder::new().unwrap();
     let path = folder.path().join("config.yaml");
