@@ -1,6 +1,7 @@
 //! From one plane to the other and back, while clients connect anew all the time. A connection that a plane has open goes
 //! with it, and none that is opened then fails.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -35,7 +36,6 @@ struct Player {
 }
 
 /// A connection that came to nothing.
-#[derive(Clone, Debug)]
 struct Failed {
     protocol: Protocol,
     to: SocketAddr,
@@ -43,6 +43,12 @@ struct Failed {
     /// Whether the connection stood, and it was the question over it that had no answer.
     was_open: bool,
     why: Failure,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}: {}", self.protocol, self.to, self.why)
+    }
 }
 
 impl Player {
@@ -83,8 +89,9 @@ impl Player {
             .position(|failed| failed.was_open && changed.contains(&failed.begun))
         {
             let failed = failed.remove(index);
-            eprintln!("{}: went with its plane: {failed:?}", self.name);
+            eprintln!("{}: went with its plane: {failed}", self.name);
         }
+        let failed: Vec<String> = failed.iter().map(Failed::to_string).collect();
         assert!(failed.is_empty(), "{}: {failed:#?}", self.name);
     }
 }
