@@ -135,6 +135,7 @@ fn objects_rights_and_an_outage() -> Result<()> {
         ("list watch", "/nodes"),
         ("list watch", "/pods"),
         ("list watch", "networking.k8s.io/servicecidrs"),
+        ("create patch", "events.k8s.io/events"),
     ];
     let needs: BTreeSet<_> = needs
         .iter()
