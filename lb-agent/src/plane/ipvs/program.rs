@@ -7,32 +7,34 @@
 //! Whoever wants nothing any more may have connections. So what goes is refused to new clients first, and goes
 //! with its last connection ([`Programmed::sweep`]).
 
+mod addresses;
+mod commands;
+mod leaving;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-use nix::sys::socket::SockaddrStorage;
 use tracing::{debug, warn};
+
+use self::{addresses::addresses_of_other_links, commands::forget_datagrams};
+pub use addresses::addresses_of;
+pub(super) use addresses::addresses_where;
 
 use super::{
     ports::{Ports, Touched},
-    rules::{Change, Key, Mark, Row, Rules, Verdict},
+    rules::{Change, Key, Row, Rules, Verdict},
     servers::Servers,
 };
 use crate::{
-    desired::{Masquerade, Protocol, ServicePortName, State},
+    desired::{Masquerade, ServicePortName, State},
     kernel::{
-        conntrack::{self, Datagrams},
-        dummy::{self, DummyLink},
-        ipvs::{Command, Ipvs, ServiceKey},
+        dummy::DummyLink,
+        ipvs::{Ipvs, ServiceKey},
     },
     plane::PlaneError,
 };
-
-/// How many virtual services are asked for their connections at one time. The others have their turn the
-/// next time.
-const ASKED_AT_ONCE: usize = 256;
 
 /// The kernel, and what it holds of ours.
 pub(super) struct Programmed {
@@ -243,108 +245,6 @@ impl Programmed {
         self.servers.contains(by_address(key))
     }
 
-    /// Sends commands and notes what came of them. Returns the first error of each virtual service.
-    fn send(&mut self, commands: &[Command]) -> BTreeMap<ServiceKey, PlaneError> {
-        // A destination must not come to a virtual service that turns out to be somebody else's.
-        let (first, then): (Vec<Command>, Vec<Command>) = commands
-            .iter()
-            .partition(|command| matches!(command, Command::AddService(..)));
-        let mut failed = self.send_at_once(&first);
-        let then: Vec<Command> = then
-            .into_iter()
-            .filter(|command| !failed.contains_key(command.service()))
-            .collect();
-        for (key, error) in self.send_at_once(&then) {
-            failed.entry(key).or_insert(error);
-        }
-        failed
-    }
-
-    fn send_at_once(&mut self, commands: &[Command]) -> BTreeMap<ServiceKey, PlaneError> {
-        let mut failed = BTreeMap::new();
-        if commands.is_empty() {
-            return failed;
-        }
-        let answers = match self.ipvs.send(commands) {
-            Ok(answers) => answers,
-            Err(error) => {
-                // What was done is not known: the kernel is asked, by another socket.
-                let text = error.to_string();
-                match Ipvs::open() {
-                    Ok(ipvs) => self.ipvs = ipvs,
-                    Err(error) => warn!("IPVS cannot be asked: {error}"),
-                }
-                let keys: BTreeSet<ServiceKey> = commands.iter().map(|command| *command.service()).collect();
-                self.ask(&keys);
-                for key in keys {
-                    failed.insert(key, PlaneError::kernel(key.to_string(), text.clone()));
-                }
-                return failed;
-            }
-        };
-        for (command, answer) in commands.iter().zip(answers) {
-            let key = *command.service();
-            let error = match answer {
-                Ok(()) => {
-                    self.note(command);
-                    continue;
-                }
-                Err(error) => error,
-            };
-            if failed.contains_key(&key) {
-                continue;
-            }
-            let error = match command {
-                Command::DeleteService(_) | Command::DeleteDestination(..) if error.is_gone() => {
-                    self.note(command);
-                    continue;
-                }
-                Command::AddService(..) if error.is_exists() => {
-                    if let ServiceKey::Address { protocol, address } = key {
-                        self.foreign.insert(Key { protocol, address });
-                    }
-                    foreign(key)
-                }
-                _ => PlaneError::kernel(format!("IPVS service {key}"), error),
-            };
-            failed.insert(key, error);
-        }
-        if !failed.is_empty() {
-            self.ask(&failed.keys().copied().collect());
-        }
-        failed
-    }
-
-    fn note(&mut self, command: &Command) {
-        let key = *command.service();
-        let protocol = self.ports.server(key).map_or(Protocol::Tcp, |server| server.protocol);
-        self.servers.done(command, protocol);
-        if let (Command::DeleteService(_), ServiceKey::Mark { family, mark }) = (command, key)
-            && let Some(mark) = Mark::of(mark.get())
-            && !self.servers.has_mark(family, mark)
-        {
-            self.ports.free_mark(mark);
-        }
-    }
-
-    /// Takes from the kernel what it holds of these virtual services of ours.
-    fn ask(&mut self, keys: &BTreeSet<ServiceKey>) {
-        // Of one that is not there the kernel tells no destination, and no error.
-        let there: BTreeSet<ServiceKey> = match self.ipvs.services() {
-            Ok(services) => services.into_iter().map(|(key, _)| key).collect(),
-            Err(error) => {
-                debug!("IPVS does not say what it holds: {error}");
-                return;
-            }
-        };
-        for key in keys {
-            match there.contains(key).then(|| self.ipvs.destinations(key)).transpose() {
-                Ok(found) => self.servers.correct(*key, found.as_deref()),
-                Err(error) => debug!("IPVS does not say what it holds of {key}: {error}"),
-            }
-        }
-    }
-
     fn write_addresses(&mut self, touched: &Touched, failures: &mut Failures) -> usize {
         let missing = touched.addresses.iter().copied();
         let missing = missing.filter(|ip| self.ports.wants_address(*ip) && !self.addresses.contains(ip));
@@ -371,113 +271,6 @@ impl Programmed {
         }
         add.len() + remove.len()
     }
-
-    /// Lets go of destinations and virtual services without connections. Returns how many writes it took.
-    pub(super) fn drain(&mut self, keys: &[ServiceKey]) -> usize {
-        let mut commands = Vec::new();
-        for key in keys {
-            match self.ipvs.destinations(key) {
-                Ok(counted) => commands.extend(self.servers.drained(*key, &counted)),
-                Err(error) => warn!("IPVS does not tell the connections of {key}: {error}"),
-            }
-        }
-        for (key, error) in self.send(&commands) {
-            warn!("{key} is not rid of what nobody uses: {error}");
-        }
-        commands.len()
-    }
-
-    /// One round of questions about those that drain, and what follows from the answers.
-    pub(super) fn tick(&mut self) -> usize {
-        let after = |key: &ServiceKey| self.asked.is_none_or(|asked| *key > asked);
-        let mut keys: Vec<ServiceKey> = self.servers.draining().filter(after).take(ASKED_AT_ONCE).collect();
-        if keys.len() < ASKED_AT_ONCE {
-            let others = self.servers.draining().take(ASKED_AT_ONCE - keys.len());
-            let others: Vec<ServiceKey> = others.filter(|key| !keys.contains(key)).collect();
-            keys.extend(others);
-        }
-        self.asked = keys.last().copied();
-        self.drain(&keys) + self.sweep()
-    }
-
-    /// Virtual services and addresses that are wanted and that the kernel has lost: noted as such.
-    pub(super) fn missing(&mut self) -> anyhow::Result<Touched> {
-        let held: BTreeSet<ServiceKey> = self.ipvs.services()?.into_iter().map(|(key, _)| key).collect();
-        let servers: BTreeSet<ServiceKey> = self.servers.keys().filter(|key| !held.contains(key)).collect();
-        for key in &servers {
-            self.servers.correct(*key, None);
-        }
-        let on_link = self.link.addresses()?;
-        let addresses: BTreeSet<IpAddr> = self.addresses.difference(&on_link).copied().collect();
-        self.addresses = on_link;
-        Ok(Touched {
-            servers,
-            addresses,
-            ..Touched::default()
-        })
-    }
-
-    /// Takes away rows and addresses that nobody wants or uses.
-    pub(super) fn sweep(&mut self) -> usize {
-        let gone: BTreeSet<Key> = self.leaving.iter().copied().filter(|key| !self.is_held(*key)).collect();
-        let staying: BTreeSet<IpAddr> = self.leaving.difference(&gone).map(|key| key.address.ip()).collect();
-        let unused = gone
-            .iter()
-            .map(|key| key.address.ip())
-            .chain(self.stale.iter().copied());
-        let unused = unused.filter(|ip| !self.ports.wants_address(*ip) && !staying.contains(ip));
-        let unused: BTreeSet<IpAddr> = unused.filter(|ip| self.addresses.contains(ip)).collect();
-
-        let mut failures = Failures::default();
-        let mut writes = self.change_addresses(&BTreeSet::new(), &unused, &mut failures);
-        let mut edit = Change::default();
-        edit.frontends.extend(gone.iter().map(|key| (*key, None)));
-        edit.own_addresses.removed.clone_from(&unused);
-        edit.local_endpoints.removed = std::mem::take(&mut self.lost_endpoints);
-        edit.local_endpoints.removed.retain(|ip| !self.ports.has_endpoint(*ip));
-        match self.rules.apply(edit) {
-            Ok(applied) => {
-                writes += applied;
-                self.leaving.retain(|key| !gone.contains(key));
-                self.stale.retain(|ip| self.addresses.contains(ip));
-            }
-            Err(error) => warn!("rows of the rules that nobody wants stay for now: {error}"),
-        }
-        if let Some(error) = failures.addresses {
-            warn!("addresses that nobody wants stay for now: {error}");
-        }
-        writes
-    }
-}
-
-/// Of datagrams that were sent before the change, to nobody or to an endpoint that is gone, nothing is to stay: the
-/// kernel would take the next ones for more of the same.
-fn forget_datagrams(commands: &[Command]) {
-    let of_frontend = |key: &ServiceKey| match *key {
-        ServiceKey::Address {
-            protocol: Protocol::Udp,
-            address,
-        } => Some(Some(address)),
-        ServiceKey::Address { .. } => None,
-        ServiceKey::Mark { .. } => Some(None),
-    };
-    let gone = |command: &Command| match *command {
-        Command::AddService(key, _) | Command::DeleteService(key) => of_frontend(&key)?.map(Datagrams::To),
-        Command::DeleteDestination(key, backend) => Some(match of_frontend(&key)? {
-            Some(frontend) => Datagrams::Between(frontend, backend),
-            None => Datagrams::TranslatedTo(backend),
-        }),
-        Command::SetService(..) | Command::AddDestination(..) | Command::SetDestination(..) => None,
-    };
-    let gone: BTreeSet<Datagrams> = commands.iter().filter_map(gone).collect();
-    if gone.is_empty() {
-        return;
-    }
-    match conntrack::forget(&gone) {
-        Ok(0) => {}
-        Ok(connections) => debug!(connections, "forgotten: their datagrams go elsewhere now"),
-        Err(error) => warn!("clients that go on sending datagrams may stay with endpoints that are gone: {error}"),
-    }
 }
 
 const fn by_address(key: Key) -> ServiceKey {
@@ -489,35 +282,6 @@ fn foreign(key: ServiceKey) -> PlaneError {
     PlaneError::Foreign {
         what: format!("IPVS service {key}"),
     }
-}
-
-/// The addresses of the node's links, but for ours.
-fn addresses_of_other_links() -> BTreeSet<IpAddr> {
-    addresses_where(|name| name != dummy::NAME)
-}
-
-/// The addresses of one link, none where it is not there.
-pub fn addresses_of(link: &str) -> BTreeSet<IpAddr> {
-    addresses_where(|name| name == link)
-}
-
-/// The addresses of links by their names.
-pub(super) fn addresses_where(is_wanted: impl Fn(&str) -> bool) -> BTreeSet<IpAddr> {
-    match nix::ifaddrs::getifaddrs() {
-        Ok(all) => all
-            .filter(|found| is_wanted(&found.interface_name))
-            .filter_map(|found| ip(&found.address?))
-            .collect(),
-        Err(error) => {
-            warn!("the addresses of the node are not known: {error}");
-            BTreeSet::new()
-        }
-    }
-}
-
-fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
-    let v4 = address.as_sockaddr_in().map(|v4| v4.ip().into());
-    v4.or_else(|| address.as_sockaddr_in6().map(|v6| v6.ip().into()))
 }
 
 /// For a frontend that goes while it has connections.
