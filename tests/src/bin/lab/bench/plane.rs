@@ -2,7 +2,7 @@
 //! restart that takes over what the kernel holds, and one endpoint that comes or goes.
 //!
 //! Objects come from a folder, in two files. What it takes to read them is in the figures of the agent, and grows with
-//! their number; what the plane took of it is the line "sync".
+//! their number; what the plane took of a start has a line of its own.
 
 use std::time::{Duration, Instant};
 
