@@ -80,6 +80,8 @@ fn good_args(world: &World) -> Vec<(&'static str, OsString)> {
     let [source, folder] = world.source.agent_args();
     assert_eq!(source, Path::new("--source"));
     vec![
+        // Named, or another would take its place where this one cannot be run.
+        ("--plane", Plane::under_test().word().into()),
         ("--source", folder.into()),
         ("--node-name", node.name().into()),
         ("--run-dir", node.run_dir().into()),

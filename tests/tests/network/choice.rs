@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use lb_tests::agent::{self, Agent, Maps, Options};
 use lb_tests::client::Protocol;
 use lb_tests::http;
+use lb_tests::kernel::{Feature, has, lacks};
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
 use lb_tests::owner::Folder;
@@ -95,13 +96,11 @@ fn metrics(node: &Node, path: &str) -> http::Answer {
     http::get(node.netns(), at, path).unwrap()
 }
 
-/// Whether this kernel can be asked to go without IPVS.
-fn has_ipvs() -> bool {
-    Path::new("/proc/net/ip_vs").exists()
-}
-
 #[test]
 fn auto_takes_bpf_where_the_node_can_and_says_so_everywhere() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let backend = world.backend(1, "backend", Attachment::Veth);
     let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
@@ -213,8 +212,7 @@ fn what_the_kernel_refuses_is_told_by_the_status_while_it_does() {
 
 #[test]
 fn a_plane_that_the_node_cannot_run_is_an_error_that_says_what_to_do() {
-    if has_ipvs() {
-        eprintln!("skipped: this kernel has IPVS");
+    if has(Feature::Ipvs) {
         return;
     }
     let world = World::new();
@@ -235,8 +233,7 @@ fn a_plane_that_the_node_cannot_run_is_an_error_that_says_what_to_do() {
 
 #[test]
 fn where_no_plane_can_be_run_it_says_of_each_what_is_missing() {
-    if has_ipvs() {
-        eprintln!("skipped: this kernel has IPVS");
+    if has(Feature::Ipvs) {
         return;
     }
     let world = World::new();
@@ -271,6 +268,9 @@ fn where_no_plane_can_be_run_it_says_of_each_what_is_missing() {
 
 #[test]
 fn a_probe_says_what_the_node_can_do_and_leaves_nothing_behind() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let world = World::new();
     let node = world.node1();
     let cgroup = node.cgroup().path().to_str().unwrap().to_owned();

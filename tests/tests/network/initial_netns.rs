@@ -14,6 +14,7 @@ use lb_common::{
     net::UDP,
 };
 use lb_tests::cgroup::Cgroup;
+use lb_tests::kernel::Feature;
 use lb_tests::netns::Netns;
 use lb_tests::place::HostProcess;
 use lb_tests::plane::{Plane, other_than};
@@ -35,6 +36,8 @@ fn loaded(cgroup: &Cgroup) -> Ebpf {
         loader.map_max_entries(map, 64);
     }
     loader.override_global(config::NETNS_COOKIE, &config::INITIAL_NETNS, true);
+    let has_set_retval = u32::from(Feature::SetRetval.is_there().unwrap());
+    loader.override_global(config::HAS_SET_RETVAL, &has_set_retval, true);
     let mut ebpf = loader.load(&object).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("connect4").unwrap().try_into().unwrap();
     program.load().unwrap();
