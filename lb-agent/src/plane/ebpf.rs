@@ -66,6 +66,7 @@ mod port;
 mod prefix;
 mod probe;
 mod ranges;
+mod retire;
 mod served;
 mod services;
 mod sys;
@@ -84,6 +85,7 @@ pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
 pub use pins::has_maps;
 pub use probe::probe;
+pub use retire::retire;
 pub use served::{Hook, ServedLink, links};
 
 use hooks::Hooks;

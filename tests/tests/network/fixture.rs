@@ -1,6 +1,7 @@
 //! What most of these tests begin with.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -199,6 +200,16 @@ pub(crate) fn run(node: &Node, command: &str) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command}: {said}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Gives the packet filter of a node more rules, of somebody else's.
+#[track_caller]
+pub(crate) fn add_rules(node: &Node, rules: &str) {
+    let mut nft = Command::new("nft");
+    nft.args(["-f", "-"]).stdin(Stdio::piped());
+    let mut child = process::spawn(nft, node.netns(), None).unwrap();
+    child.stdin.take().unwrap().write_all(rules.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{rules}");
 }
 
 fn output_of(node: &Node, command: &str) -> Output {

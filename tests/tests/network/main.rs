@@ -16,6 +16,7 @@ mod choice;
 mod churn;
 mod cleanup;
 mod clsact;
+mod differences;
 mod dummy;
 mod endpoints;
 mod explain;

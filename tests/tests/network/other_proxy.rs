@@ -1,20 +1,17 @@
 //! Another proxy on the node, which serves what names it: here as rules of netfilter, which translate after our programs
 //! on links have seen a packet.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 
 use lb_tests::client::{Failure, Outcome, Protocol};
 use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::{Manifest, Service};
 use lb_tests::network::{Attachment, Node, Pod, plan};
-use lb_tests::process;
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{
-    BOTH, BRIEFLY, World, answerers, becomes, becomes_answered_by, cluster_ips, is_denied_to_host, is_silence, names,
-    service_cidr,
+    BOTH, BRIEFLY, World, add_rules, answerers, becomes, becomes_answered_by, cluster_ips, is_denied_to_host,
+    is_silence, names, service_cidr,
 };
 
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
@@ -42,11 +39,7 @@ fn translate(node: &Node, service: &Service, backend: &Pod) {
         rules("prerouting"),
         rules("output")
     );
-    let mut nft = Command::new("nft");
-    nft.args(["-f", "-"]).stdin(Stdio::piped());
-    let mut child = process::spawn(nft, node.netns(), None).unwrap();
-    child.stdin.take().unwrap().write_all(ruleset.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success(), "{ruleset}");
+    add_rules(node, &ruleset);
 }
 
 #[test]

@@ -9,7 +9,6 @@
 //! answer from has sent it out there.
 
 use std::fs;
-use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use lb_tests::plane::{self, Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, BRIEFLY, SOON, World, node_ports};
+use crate::fixture::{BOTH, BRIEFLY, SOON, World, add_rules, node_ports};
 
 const UPLINK: &str = "eth1";
 /// It is a veth, of which the agent cannot know that it stands for a card.
@@ -203,11 +202,7 @@ fn rules_by_mark_send_answers_out_by_the_uplink_that_the_client_came_by() {
          add rule inet marks first iifname {UPLINK} ct state new ct mark set 1\n\
          add rule inet marks first ct mark 1 meta mark set meta mark or 1\n"
     );
-    let mut nft = Command::new("nft");
-    nft.args(["-f", "-"]).stdin(Stdio::piped());
-    let mut child = process::spawn(nft, node, None).unwrap();
-    child.stdin.take().unwrap().write_all(marks.as_bytes()).unwrap();
-    assert!(child.wait().unwrap().success(), "{marks}");
+    add_rules(world.node1(), &marks);
 
     let _pods = services(&mut world);
     world.start_agent_with(1, &["--node-port-addresses", "all", "--link", AS_A_CARD]);

@@ -12,6 +12,10 @@ use super::{PlaneName, ebpf, ipvs};
 /// When to try again to remove it. An agent of the other plane may be about to end.
 const RETRY: Duration = Duration::from_secs(30);
 
+/// How long what another plane has open may go on with it. No plane can take over what another translates, but most
+/// connections are short.
+const DRAIN: Duration = Duration::from_secs(5);
+
 /// Removes every trace of a plane, as a person asks for; what BPF has pinned is under `bpffs`. Says what it removed.
 ///
 /// # Errors
@@ -29,7 +33,7 @@ pub async fn remove_leftovers(chosen: PlaneName, bpffs: PathBuf) {
     for plane in PlaneName::ALL.into_iter().filter(|plane| *plane != chosen) {
         let mut told = None;
         loop {
-            match removed(plane, bpffs.clone()).await {
+            match drained_and_removed(plane, &bpffs).await {
                 Ok(removed) => {
                     if !removed.is_empty() {
                         tracing::info!(
@@ -53,9 +57,18 @@ pub async fn remove_leftovers(chosen: PlaneName, bpffs: PathBuf) {
     }
 }
 
-async fn removed(plane: PlaneName, bpffs: PathBuf) -> anyhow::Result<Vec<String>> {
+/// New connections are the chosen plane's before the other's go.
+async fn drained_and_removed(plane: PlaneName, bpffs: &Path) -> anyhow::Result<Vec<String>> {
+    let folder = bpffs.to_owned();
+    match plane {
+        PlaneName::Ebpf => spawn_blocking(move || ebpf::retire(&folder)).await??,
+        // BPF is there before IPVS, on links as at sockets.
+        PlaneName::Ipvs => {}
+    }
+    sleep(DRAIN).await;
+    let folder = bpffs.to_owned();
     spawn_blocking(move || match plane {
-        PlaneName::Ebpf => ebpf::remove_leftovers(&bpffs),
+        PlaneName::Ebpf => ebpf::remove_leftovers(&folder),
         PlaneName::Ipvs => ipvs::cleanup(),
     })
     .await?

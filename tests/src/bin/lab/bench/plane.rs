@@ -50,6 +50,8 @@ struct Figures {
     restart: Start,
     /// From the write of the file to the kernel, sorted.
     changes: Vec<Duration>,
+    /// What of each the plane took, sorted.
+    writes: Vec<Duration>,
     /// The agent's processor time for each of them.
     change_cpu: Duration,
 }
@@ -119,12 +121,15 @@ fn measure(count: usize, endpoints: usize, changes: usize) -> Result<Figures> {
     let change_cpu = (usage::processor(agent.pid())? - cpu) / u32::try_from(changes)?;
     step.done();
     took.sort();
+    let mut writes = writes(&agent)?;
+    writes.sort();
     agent.stop()?;
     Ok(Figures {
         services: count,
         start,
         restart,
         changes: took,
+        writes,
         change_cpu,
     })
 }
@@ -151,14 +156,28 @@ fn start(node: &Node, source: &Source) -> Result<(Agent, Start)> {
     let mut agent = Agent::spawn(node, source, &options)?;
     let ready = agent.wait_for_log(LIMIT, "ready")?;
     let took = begun.elapsed();
-    let sync = ready.split_whitespace().find_map(|word| word.strip_prefix("sync_ms="));
-    let sync: f64 = sync.with_context(|| format!("no sync_ms in {ready:?}"))?.parse()?;
     let start = Start {
         took,
-        sync: Duration::from_secs_f64(sync / 1e3),
+        sync: sync(&ready)?,
         cpu: usage::processor(agent.pid())?,
     };
     Ok((agent, start))
+}
+
+/// What the plane took for each change of services that the agent has made.
+fn writes(agent: &Agent) -> Result<Vec<Duration>> {
+    let log = agent.log()?;
+    log.lines()
+        .filter(|line| line.contains(" changed="))
+        .map(sync)
+        .collect()
+}
+
+/// What the plane took, of a line of the agent's log.
+fn sync(line: &str) -> Result<Duration> {
+    let sync = line.split_whitespace().find_map(|word| word.strip_prefix("sync_ms="));
+    let sync: f64 = sync.with_context(|| format!("no sync_ms in {line:?}"))?.parse()?;
+    Ok(Duration::from_secs_f64(sync / 1e3))
 }
 
 /// Where the plane's services are.
@@ -229,6 +248,10 @@ fn table(figures: &[Figures]) -> String {
         ms(quantile(&figures.changes, 50))
     });
     row("99 of 100", &|figures| ms(quantile(&figures.changes, 99)));
+    row("of that the plane's writing: median", &|figures| {
+        ms(quantile(&figures.writes, 50))
+    });
+    row("99 of 100", &|figures| ms(quantile(&figures.writes, 99)));
     row("the agent's processor time for each", &|figures| ms(figures.change_cpu));
     table.trim_fmt()
 }
