@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -16,8 +18,8 @@ use crate::workspace;
 const HEAD: &str = "\
 # Kernels
 
-Written by `cargo xtask compatibility` from the last whole runs of `cargo xtask test --kernel` on Debian's own kernels. What is
-said here of a kernel is what happened on it; nothing is edited by hand.
+Written by `cargo xtask compatibility` from whole runs of `cargo xtask test --kernel` on Debian's own kernels, and of each test
+from the last run that it was in. What is said here of a kernel is what happened on it; nothing is edited by hand.
 ";
 
 /// What a plane's tests said on each kernel, oldest first.
@@ -54,6 +56,22 @@ pub fn keep(line: Line, plane: Plane, suite: Suite) -> Result<()> {
     }
     let file = file(line, plane, suite)?;
     std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+/// Notes beside what a whole run of this suite said what a later one of a part of it did, if there was a whole one: the
+/// page has of each test what it said last.
+pub fn amend(line: Line, plane: Plane, suite: Suite) -> Result<()> {
+    let file = file(line, plane, suite)?;
+    // A part of the comparison says nothing of the rest.
+    if suite == Suite::Parity || !file.is_file() {
+        return Ok(());
+    }
+    let later = std::fs::read(vm::folder(line, plane)?.join("output")).unwrap_or_default();
+    OpenOptions::new()
+        .append(true)
+        .open(&file)
+        .and_then(|mut whole| whole.write_all(&later))
+        .with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn file(line: Line, plane: Plane, suite: Suite) -> Result<PathBuf> {

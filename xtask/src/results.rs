@@ -1,6 +1,6 @@
 //! Reads what the tests said in a guest: which kernel, what it has, and how each test ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub struct Results {
     /// Programs that ended badly, and how.
     pub bad_ends: Vec<String>,
     suite: String,
+    /// The tests that were skipped in the guest that speaks.
+    skipped: BTreeSet<(String, String)>,
 }
 
 impl Results {
@@ -57,17 +59,23 @@ impl Results {
         } else if let Some(text) = line.strip_prefix("parity: ") {
             self.parity = Some(text.to_owned());
         } else if let Some((name, reason)) = skipped(line) {
-            let outcome = Outcome::Skipped(reason.to_owned());
-            self.tests.insert((self.suite.clone(), name.to_owned()), outcome);
+            let test = (self.suite.clone(), name.to_owned());
+            self.skipped.insert(test.clone());
+            self.tests.insert(test, Outcome::Skipped(reason.to_owned()));
         } else if let Some((name, outcome)) = ended(line) {
             let test = (self.suite.clone(), name.to_owned());
             // The runner does not know of a test that it was skipped.
-            self.tests.entry(test).or_insert(outcome);
+            if !self.skipped.contains(&test) {
+                self.tests.insert(test, outcome);
+            }
         }
     }
 
     fn read_of_guest(&mut self, text: &str) {
         if let Some(rest) = text.strip_prefix("Linux version ") {
+            // The next guest, where there is one: what it says of a test counts.
+            self.skipped.clear();
+            self.features.clear();
             self.kernel = rest.split(' ').next().unwrap_or_default().to_owned();
         } else if let Some(suite) = text.strip_prefix("running ") {
             suite.clone_into(&mut self.suite);
@@ -148,6 +156,32 @@ parity: 8 of 9 probes agree, 1 declared differences, 0 undeclared
 vm: parity ended with 0
 vm: done
 ";
+
+    #[test]
+    fn what_a_later_guest_says_of_a_test_counts() {
+        let later = "\
+vm: Linux version 6.1.0-58-cloud-amd64 (debian) #1 SMP
+vm: running kernel
+feature SO_NETNS_COOKIE (5.14): yes
+vm: kernel ended with 0
+vm: running packet
+test flows::close ... ok
+vm: packet ended with 0
+vm: running network
+test cleanup::nothing_is_left ... FAILED
+vm: network ended with 101
+";
+        let results = Results::parse(&format!("{TEXT}{later}"));
+        assert_eq!(
+            (results.kernel.as_str(), results.features.len()),
+            ("6.1.0-58-cloud-amd64", 1)
+        );
+        let outcome = |suite: &str, name: &str| results.tests[&(suite.to_owned(), name.to_owned())].clone();
+        assert_eq!(outcome("packet", "flows::close"), Outcome::Passed);
+        assert_eq!(outcome("packet", "affinity::sticks"), Outcome::Passed);
+        assert_eq!(outcome("network", "cleanup::nothing_is_left"), Outcome::Failed);
+        assert_eq!(outcome("network", "slow::one"), Outcome::Skipped("by hand".into()));
+    }
 
     #[test]
     fn all_that_was_said_is_read() {

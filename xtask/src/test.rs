@@ -172,10 +172,12 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
         // One kernel does not stop the others.
         let outcome = vm::run(*line, args.plane, &job);
         // Of a part of the tests nothing follows for the rest.
-        if args.runner.is_empty() {
-            let keep = |suite: &Suite| compatibility::keep(*line, args.plane, *suite);
-            suites.iter().try_for_each(keep)?;
-        }
+        let note = if args.runner.is_empty() {
+            compatibility::keep
+        } else {
+            compatibility::amend
+        };
+        suites.iter().try_for_each(|suite| note(*line, args.plane, *suite))?;
         match outcome {
             Ok(results) => bad.extend(summary(*line, &results)),
             Err(error) if error.is::<run::Interrupted>() => return Err(error),
