@@ -66,7 +66,7 @@ impl Feature {
         match self {
             Self::Tcx => "this kernel has no TCX (before 6.6): using the clsact qdisc",
             Self::NetnsCookie => {
-                "cannot tell this network namespace from others (kernel 5.14 can); `--socket-lb off` goes without"
+                "cannot tell this network namespace from others: kernel 5.14 can, and any where it is the host's; `--socket-lb off` goes without"
             }
             Self::MapMemory => {
                 "cannot lift the limit of locked memory, which this kernel (before 5.11) counts maps against: it takes CAP_SYS_RESOURCE, or a RLIMIT_MEMLOCK that is unlimited"

@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::client::{Answer, Client, Outcome, Protocol};
 use crate::interrupt;
 use crate::manifests::Service;
-use crate::plane::Difference;
+use crate::plane::{self, Difference};
 use crate::stage::{Family, Stage};
 
 /// Who asks.
@@ -147,6 +147,16 @@ impl Cell {
                     }
                 }
             }
+        }
+        cells
+    }
+
+    /// The same without processes of the host where this kernel's agents do not serve them.
+    #[must_use]
+    pub fn served() -> Vec<Self> {
+        let mut cells = Self::all();
+        if !plane::serves_host() {
+            cells.retain(|cell| cell.from != Asker::Host);
         }
         cells
     }

@@ -128,13 +128,24 @@ fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {
     }
     let mut plan = Plan {
         environment,
-        programs: job.programs.clone(),
+        programs: vec![loopback()?],
         ..Plan::default()
     };
+    plan.programs.extend_from_slice(&job.programs);
     for file in modules::files(kernel)? {
         plan.modules.push(file.to_string_lossy().into_owned());
         initramfs.file(&file);
     }
     initramfs.text(plan::PATH, plan.text()?);
     Ok(initramfs)
+}
+
+/// The network namespace that the kernel begins with is to be as on any Linux.
+fn loopback() -> Result<Program> {
+    let ip = find_program("ip").context("there is no program ip")?;
+    Ok(Program {
+        title: "loopback".to_owned(),
+        path: ip.to_string_lossy().into_owned(),
+        args: ["link", "set", "dev", "lo", "up"].map(str::to_owned).into(),
+    })
 }

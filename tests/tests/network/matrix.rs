@@ -2,9 +2,9 @@
 
 use lb_tests::agent::Options;
 use lb_tests::capture::Capture;
-use lb_tests::matrix::{Asker, Cell};
+use lb_tests::matrix::Cell;
 use lb_tests::network::{self, Network};
-use lb_tests::plane::{self, Difference};
+use lb_tests::plane::Difference;
 use lb_tests::source::Source;
 use lb_tests::stage::Stage;
 
@@ -22,17 +22,10 @@ fn stage(options: network::Options) -> Stage {
     stage
 }
 
-/// The matrix, without processes of the host on a kernel where they are not served.
-fn cells() -> impl Iterator<Item = Cell> {
-    let is_host_served = plane::serves_host();
-    let cells = Cell::all().into_iter();
-    cells.filter(move |cell| is_host_served || cell.from != Asker::Host)
-}
-
 #[track_caller]
 fn play(stage: &Stage, times: u32) {
     let mut wrong = Vec::new();
-    for cell in cells() {
+    for cell in Cell::served() {
         let played = cell.run(stage, times).unwrap();
         wrong.extend(played.wrong.iter().map(|wrong| format!("{cell}: {wrong}")));
     }
@@ -70,7 +63,7 @@ fn packets_are_whole_and_right_on_every_link_of_a_client_or_a_backend() {
         .collect();
     let outside = network.outside();
     captures.push(("outside", Capture::start(outside.netns(), outside.uplink()).unwrap()));
-    for cell in cells() {
+    for cell in Cell::served() {
         // So few that chance may leave a backend out: only what is on the wire is looked at here.
         let played = cell.run(&stage, 2).unwrap();
         let other_than_spread = played.wrong.iter().filter(|wrong| !wrong.starts_with("unevenly"));

@@ -84,9 +84,11 @@ fn where_maps_are_locked_memory_the_agent_needs_one_more_capability_and_names_it
     }
     let world = World::new();
     // The one with ptrace is for the bpffs of the test, which is reached through this process.
-    let launcher = "setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_ptrace";
+    let without_it = "setpriv --bounding-set=-all,+bpf,+net_admin,+perfmon,+sys_ptrace";
+    // Other tests may have lifted the limit of this process.
+    let launcher = ["sh", "-c", &format!("ulimit -l 64 && exec {without_it} \"$@\""), "sh"];
     let options = Options {
-        launcher: launcher.split(' ').map(Into::into).collect(),
+        launcher: launcher.map(Into::into).into(),
         ..Options::default()
     };
     let error = Agent::start(world.node1(), &world.source, &options).unwrap_err();

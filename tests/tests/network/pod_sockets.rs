@@ -8,6 +8,7 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1 as core;
 use lb_tests::capture::Capture;
 use lb_tests::client::{Client, Failure, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Pod};
 use lb_tests::patience::patient;
@@ -118,7 +119,7 @@ impl Scene {
 
 #[test]
 fn sockets_of_pods_are_translated_where_that_is_asked_for() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -131,7 +132,7 @@ fn sockets_of_pods_are_translated_where_that_is_asked_for() {
 
 #[test]
 fn else_they_are_left_to_the_pods_link() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     for args in [&[] as &[&str], &["--socket-lb=host"], &["--socket-lb=off"]] {
@@ -146,7 +147,7 @@ fn else_they_are_left_to_the_pods_link() {
 /// Affinity goes by the client's address, which a socket need not have before it is connected.
 #[test]
 fn a_service_with_session_affinity_is_left_to_the_link() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -160,7 +161,7 @@ fn a_service_with_session_affinity_is_left_to_the_link() {
 /// A packet is masqueraded for a mark on it.
 #[test]
 fn where_every_client_is_masqueraded_sockets_are_left_to_the_link() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -175,7 +176,7 @@ fn where_every_client_is_masqueraded_sockets_are_left_to_the_link() {
 /// Where addresses tell who is near, only a service for which that is all the same is settled in the socket.
 #[test]
 fn where_networks_of_pods_are_known_a_service_that_treats_clients_differently_is_left_to_the_link() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -196,7 +197,7 @@ fn where_networks_of_pods_are_known_a_service_that_treats_clients_differently_is
 
 #[test]
 fn a_refusal_is_left_to_the_link_as_for_any_pod() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -219,7 +220,7 @@ fn a_refusal_is_left_to_the_link_as_for_any_pod() {
 /// The loopback addresses of a pod are its own, also where those of the node serve NodePorts.
 #[test]
 fn a_pods_loopback_address_serves_no_node_port() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -243,7 +244,7 @@ fn a_pods_loopback_address_serves_no_node_port() {
 /// It needs no packet: the pod connects to its own address, and sees itself.
 #[test]
 fn a_pod_that_reaches_itself_does_so_within_itself() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -311,7 +312,7 @@ impl Scene {
 
 #[test]
 fn a_pod_that_opts_out_is_served_on_its_link() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -340,7 +341,7 @@ fn a_pod_that_opts_out_is_served_on_its_link() {
 
 #[test]
 fn it_stays_left_alone_while_no_agent_runs_and_when_one_takes_over() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();
@@ -358,7 +359,7 @@ fn it_stays_left_alone_while_no_agent_runs_and_when_one_takes_over() {
 
 #[test]
 fn an_annotation_that_says_nonsense_is_named_and_changes_nothing() {
-    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) {
+    if other_than(Plane::Ebpf, SOCKETS_OF_PODS) || lacks(Feature::NetnsCookie) {
         return;
     }
     let mut scene = scene();

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use aya::maps::{HashMap, Map, MapData};
 use lb_common::{Translation, maps};
 use lb_tests::client::{Failure, Protocol};
+use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::{Endpoint, Service};
 use lb_tests::network::{Attachment, Node, Pod, plan};
 use lb_tests::patience;
@@ -29,6 +30,9 @@ fn mapped(to: SocketAddr) -> Option<SocketAddr> {
 
 #[test]
 fn a_socket_of_ipv6_dials_ipv4_services_and_knows_them_by_the_address_it_dialled() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let pod = world.backend(2, "backend", Attachment::Bridge);
     let service = web(1, &pod).at_node_port(30_001);
@@ -56,6 +60,9 @@ fn sender(socket: &std::net::UdpSocket, to: SocketAddr) -> SocketAddr {
 
 #[test]
 fn one_unconnected_socket_talks_to_many_services_and_to_pods_and_tells_them_apart() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let pods: Vec<_> = (0..lb_common::Correspondents::ROOM)
         .map(|number| world.backend(1, &format!("pod-{number}"), Attachment::Bridge))
@@ -83,6 +90,9 @@ fn one_unconnected_socket_talks_to_many_services_and_to_pods_and_tells_them_apar
 
 #[test]
 fn a_socket_that_leaves_a_service_for_the_pod_itself_is_connected_to_the_pod() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let pod = world.backend(1, "pod", Attachment::Veth);
     let service = web(1, &pod);
@@ -101,6 +111,9 @@ fn a_socket_that_leaves_a_service_for_the_pod_itself_is_connected_to_the_pod() {
 
 #[test]
 fn a_socket_that_is_bound_to_an_address_of_the_node_keeps_it() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let mut world = World::new();
     let pods = [
         world.backend(1, "on-a-bridge", Attachment::Bridge),
@@ -158,6 +171,9 @@ fn host_backend(node: &Node) -> (Server, Endpoint) {
 
 #[test]
 fn a_socket_that_is_bound_to_a_link_goes_out_there() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     if Difference::BoundToLink.leaves_nothing() {
         return;
     }
@@ -187,6 +203,9 @@ fn a_socket_that_is_bound_to_a_link_goes_out_there() {
 /// To dial the unspecified address is to dial the loopback one, which serves NodePorts only where that was asked for.
 #[test]
 fn the_unspecified_address_is_the_loopback_address() {
+    if lacks(Feature::NetnsCookie) {
+        return;
+    }
     let dial = |args: &[&str]| {
         let mut world = World::new();
         let pod = world.backend(1, "pod", Attachment::Veth);
@@ -222,7 +241,7 @@ fn known_sockets(node: &Node) -> usize {
 
 #[test]
 fn nothing_is_left_of_sockets_that_were_opened_and_aborted() {
-    if other_than(Plane::Ebpf, "a map knows of sockets") {
+    if other_than(Plane::Ebpf, "a map knows of sockets") || lacks(Feature::NetnsCookie) {
         return;
     }
     // Of each family and protocol: two hundred thousand in all, and fewer in a guest.
