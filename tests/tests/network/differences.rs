@@ -6,7 +6,7 @@ use lb_tests::network::{Attachment, Pod, plan};
 use lb_tests::plane::Difference;
 use lb_tests::stage::TARGET;
 
-use crate::fixture::{BOTH, BRIEFLY, World, add_rules, becomes_answered_by, is_silence, node_ports, run};
+use crate::fixture::{BOTH, BRIEFLY, World, add_rules, answerers, becomes_answered_by, is_silence, node_ports, run};
 
 /// A link of the node to somewhere else.
 const UPLINK: &str = "eth9";
@@ -63,8 +63,12 @@ fn a_client_on_a_bridge_is_near_also_where_others_come_in_there() {
 
 #[test]
 fn a_mark_of_somebody_else_stays_on_what_is_sent_to_a_backend() {
-    let (mut world, _backend, service) = world();
+    let (mut world, there, service) = world();
     let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    // Near clients have both, far ones this.
+    let here = world.backend(1, "here", Attachment::Veth);
+    let service = service.with_endpoints([&here, &there]);
+    world.source.apply(&service.slice_manifests().unwrap()).unwrap();
     add_rules(
         world.node1(),
         &format!(
@@ -82,7 +86,7 @@ fn a_mark_of_somebody_else_stays_on_what_is_sent_to_a_backend() {
     world.start_agent(1);
     for to in node_ports(&service, world.node1()) {
         for protocol in BOTH {
-            becomes_answered_by(&pod.client(), protocol, to, "backend");
+            answerers(&pod.client(), protocol, to, 10);
         }
     }
     let [sent, marked] = ["sent", "marked"].map(|name| packets(&world, name));
