@@ -30,8 +30,10 @@ pub enum Maps {
     /// Big enough for a test. Maps of the default size would be most of its memory.
     #[default]
     Small,
-    /// Small too, but of other sizes: what a restart with them finds does not fit.
+    /// Small too, but of other sizes, bigger or smaller.
     Resized,
+    /// Too small for more than a few endpoints.
+    Tiny,
     /// As the agent makes them when nobody says anything.
     Default,
 }
@@ -238,8 +240,15 @@ fn sizes(maps: Maps) -> &'static [&'static str] {
         ],
         Maps::Resized => &[
             "--max-services=8192",
+            "--max-slots=8192",
+            "--max-backends=8192",
+            "--max-flows=32768",
+            "--max-sockets=8192",
+        ],
+        Maps::Tiny => &[
+            "--max-services=4096",
             "--max-slots=16384",
-            "--max-backends=4096",
+            "--max-backends=2",
             "--max-flows=16384",
             "--max-sockets=4096",
         ],

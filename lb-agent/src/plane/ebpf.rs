@@ -44,6 +44,7 @@ mod addresses;
 mod adopt;
 mod batch;
 mod capabilities;
+mod carry;
 mod chain;
 mod cleanup;
 mod clsact;
@@ -88,6 +89,7 @@ pub use probe::probe;
 pub use retire::retire;
 pub use served::{Hook, ServedLink, links};
 
+use carry::Carry;
 use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};
 use lock::Lock;
@@ -249,7 +251,7 @@ impl EbpfPlane {
             pod_sockets: options.pod_sockets,
             masquerade_mark: options.masquerade_mark,
         };
-        let loaded = match load(&pins, &options, globals) {
+        let (loaded, carry) = match load(&pins, &options, globals).and_then(|loaded| carried(&pins, loaded)) {
             Ok(loaded) => loaded,
             Err(error) => {
                 pins.discard_unfilled();
@@ -294,6 +296,9 @@ impl EbpfPlane {
         };
         if !plane.is_waiting {
             plane.take_over()?;
+        }
+        if let Some(carry) = carry {
+            carry.follow().context("no thread for flows that begin meanwhile")?;
         }
         Ok((plane, links))
     }
@@ -375,6 +380,20 @@ fn load(pins: &Pins, options: &EbpfOptions, globals: Globals) -> anyhow::Result<
         tell_trial(&trial::sockets(&loaded.programs, cgroup)?);
     }
     Ok(loaded)
+}
+
+/// Gives new maps the rows of those that they replace, if they have other sizes only. From then on they are those to take
+/// over.
+fn carried(pins: &Pins, mut loaded: Loaded) -> anyhow::Result<(Loaded, Option<Carry>)> {
+    let Some(resized) = loaded.resized.take() else {
+        return Ok((loaded, None));
+    };
+    let carry = Carry::copy(&resized, &pins.maps(), &pins.unfilled_maps())
+        .context("cannot carry the rows of an earlier agent into maps of other sizes")?;
+    pins.maps_are_filled()
+        .context("cannot pin the maps for agents to come")?;
+    loaded.adopted = true;
+    Ok((loaded, Some(carry)))
 }
 
 fn tell_trial(found: &Found) {

@@ -1,13 +1,16 @@
 //! The agent may end in any way: what is programmed goes on, and the next one takes it over.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use aya::programs::links::{FdLink, PinnedLink};
 use lb_tests::agent::{Agent, Maps, Options};
-use lb_tests::client::{Client, Connection, Protocol};
+use lb_tests::client::{Client, Connection, Failure, Protocol};
 use lb_tests::ipvs::Table;
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
@@ -256,7 +259,92 @@ current-context: nobody
 const WITHOUT_NODE: Duration = Duration::from_secs(6);
 
 #[test]
-fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
+fn an_agent_with_other_sizes_takes_over_maps_and_flows_though_it_hears_of_no_service() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    running.agent().kill().unwrap();
+    let (_folder, nobody) = nobodys_kubeconfig();
+    for maps in [Maps::Resized, Maps::Small] {
+        let options = Options {
+            maps,
+            ..Options::default()
+        };
+        let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &options).unwrap();
+        agent.wait_for_log(SOON, "some in other sizes").unwrap();
+        agent.wait_for_log(SOON, "link is served").unwrap();
+        let when = format!("{maps:?}");
+        Running::still_answer(&when, &mut connections);
+        running.new_ones_are_answered();
+        // Those that began meanwhile go on with the next sizes too.
+        connections.extend(running.connections());
+        agent.kill().unwrap();
+        Running::still_answer(&when, &mut connections);
+    }
+}
+
+/// Clients connect all the time, while the sizes change and change back.
+#[test]
+fn no_connection_fails_while_maps_become_others() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
+    let mut running = running();
+    let is_over = AtomicBool::new(false);
+    let failed = Mutex::new(Vec::new());
+    let to: Vec<_> = frontends(&running.service, running.world.node1()).collect();
+    let clients = running.clients.clone();
+    thread::scope(|scope| {
+        let _over = Over(&is_over);
+        for client in &clients {
+            scope.spawn(|| {
+                for (to, protocol) in to.iter().flat_map(|to| BOTH.map(|protocol| (*to, protocol))).cycle() {
+                    if is_over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    if let Err(failure) = short_connection(client, protocol, to) {
+                        failed.lock().unwrap().push(format!("{protocol} to {to}: {failure}"));
+                    }
+                }
+            });
+        }
+        for maps in [Maps::Resized, Maps::Small] {
+            running.agent().kill().unwrap();
+            let options = Options {
+                maps,
+                ..Options::default()
+            };
+            let agent = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
+            running.world.agents.push(agent);
+            running.new_ones_are_answered();
+        }
+    });
+    assert_eq!(*failed.lock().unwrap(), [""; 0]);
+}
+
+/// One that asks a few times, so that there are some at any moment.
+fn short_connection(client: &Client, protocol: Protocol, to: SocketAddr) -> Result<(), Failure> {
+    let mut connection = client.connect(protocol, to)?;
+    for _ in 0..5 {
+        connection.ask("?")?;
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Says that it is over when it goes, also when a test fails: the scope waits for its threads.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn agents_whose_maps_have_no_room_and_that_never_hear_of_a_service_change_nothing() {
     if other_than(Plane::Ebpf, "maps have a size") {
         return;
     }
@@ -265,13 +353,13 @@ fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
     let before = links(running.world.node1());
     running.agent().kill().unwrap();
     let (_folder, nobody) = nobodys_kubeconfig();
-    let resized = Options {
-        maps: Maps::Resized,
+    let tiny = Options {
+        maps: Maps::Tiny,
         ..Options::default()
     };
     let mut logs = String::new();
     for round in ["first", "second"] {
-        let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &resized).unwrap();
+        let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &tiny).unwrap();
         agent.wait_for_log(SOON, "started").unwrap();
         thread::sleep(WITHOUT_NODE);
         Running::still_answer(round, &mut connections);
@@ -282,6 +370,7 @@ fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
         running.new_ones_are_answered();
     }
     assert!(!logs.contains("link is served"), "{logs}");
+    assert!(logs.contains("BACKENDS needs"), "{logs}");
     assert_eq!(links(running.world.node1()), before);
 
     // The old sizes take the old maps over, and with them the connections.
@@ -292,15 +381,18 @@ fn agents_with_other_sizes_that_never_hear_of_a_service_change_nothing() {
     Running::still_answer("with the old sizes", &mut connections);
     agent.stop().unwrap();
 
-    // With objects to serve, the new sizes come into use.
-    let agent = Agent::start(running.world.node1(), &running.world.source, &resized).unwrap();
-    running.new_ones_are_answered();
+    // With objects to serve, the new sizes come into use, for one endpoint.
+    let service = running.service.clone().with_endpoints([&running.pods[0]]);
+    let mut object = service.clone();
+    object.ports.truncate(1);
+    running.world.delete(&running.service);
+    running.world.apply(&object);
+    let agent = Agent::start(running.world.node1(), &running.world.source, &tiny).unwrap();
     let is_pinned = Feature::Tcx.is_there().unwrap() || Feature::NetnsCookie.is_there().unwrap();
     assert_eq!(links(running.world.node1()) != before, is_pinned);
     agent.stop().unwrap();
-    let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &resized).unwrap();
+    let mut agent = Agent::spawn_reading(running.world.node1(), &nobody, &tiny).unwrap();
     agent.wait_for_log(SOON, "taking over the maps").unwrap();
-    running.new_ones_are_answered();
 }
 
 #[test]

@@ -81,8 +81,8 @@ impl Flow {
     }
 }
 
-/// Now, by the clock of the rows.
-fn now() -> io::Result<u64> {
+/// Now, by the clock of the rows, in nanoseconds.
+pub(super) fn now() -> io::Result<u64> {
     let time = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
     u64::try_from(time.as_nanos()).map_err(io::Error::other)
 }

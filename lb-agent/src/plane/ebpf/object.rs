@@ -22,7 +22,7 @@ use lb_common::{config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, PodSockets, host_sockets, messages,
+    MapSizes, PodSockets, carry, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -141,12 +141,24 @@ pub(super) struct Loaded {
     pub(super) opted_out: BpfTable<u64, u32>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
     pub(super) adopted: bool,
+    /// Which of the new maps are to take the rows of that agent's, if it had other sizes; the others are the same map,
+    /// pinned again.
+    pub(super) resized: Option<BTreeSet<&'static str>>,
 }
 
 /// Loads the object.
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
-    let adopted = can_adopt(&pins.maps(), sizes)?;
+    let fit = fit(&pins.maps(), sizes)?;
+    let adopted = fit == Fit::Same;
     let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
+    let resized = match fit {
+        Fit::Resized(names) => {
+            let same = PINNED.into_iter().filter(|name| !names.contains(name));
+            carry::pin_again(same, &pins.maps(), &folder)?;
+            Some(names)
+        }
+        Fit::Same | Fit::Not => None,
+    };
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
     let programs = load_object(&paths, sizes, globals)?;
     Ok(Loaded {
@@ -155,6 +167,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         opted_out: table(&folder, maps::OPTED_OUT)?,
         socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
+        resized,
     })
 }
 
@@ -272,14 +285,32 @@ struct Shape {
     flags: u32,
 }
 
-/// Looks at the maps that an earlier agent filled. If they are all there and all as the object and the
-/// sizes have them, the object is loaded on top of them; if not, on top of new ones, all of them, since
-/// the rows of one speak of the rows of the others. They stay where they are until the new ones are
-/// filled: an agent that comes before that, with the sizes that they have, can still take them over.
-fn can_adopt(folder: &Path, sizes: &MapSizes) -> anyhow::Result<bool> {
+impl Shape {
+    const fn of_size(self, max_entries: u32) -> Self {
+        Self { max_entries, ..self }
+    }
+}
+
+/// How the maps of an earlier agent go with what is wanted now.
+#[derive(PartialEq, Eq, Debug)]
+enum Fit {
+    /// They are to be taken over.
+    Same,
+    /// All are there, and have room for other numbers of rows: these are to be made anew, and given the rows.
+    Resized(BTreeSet<&'static str>),
+    /// There are none, or of another shape.
+    Not,
+}
+
+/// Looks at the maps that an earlier agent filled. If they are all there and all as the object and the sizes have them, the
+/// object is loaded on top of them; else on top of new ones, of which those that are the same but for their size take the
+/// rows of the old ones. All of them or none: the rows of one speak of the rows of the others. They stay where they are
+/// until the new ones are filled: an agent that comes before that, with the sizes that they have, can still take them over.
+fn fit(folder: &Path, sizes: &MapSizes) -> anyhow::Result<Fit> {
     let object = Object::parse(OBJECT).context("the embedded BPF object cannot be read")?;
-    let sizes: BTreeMap<_, _> = sizes.by_name().into_iter().collect();
+    let by_name: BTreeMap<_, _> = sizes.by_name().into_iter().collect();
     let mut missing = BTreeSet::new();
+    let mut resized = BTreeSet::new();
     let mut different = Vec::new();
     for name in PINNED {
         let map = object
@@ -290,7 +321,7 @@ fn can_adopt(folder: &Path, sizes: &MapSizes) -> anyhow::Result<bool> {
             map_type: map.map_type(),
             key_size: map.key_size(),
             value_size: map.value_size(),
-            max_entries: sizes.get(name).copied().unwrap_or(map.max_entries()),
+            max_entries: by_name.get(name).copied().unwrap_or(map.max_entries()),
             flags: map.map_flags(),
         };
         let path = folder.join(name);
@@ -300,13 +331,28 @@ fn can_adopt(folder: &Path, sizes: &MapSizes) -> anyhow::Result<bool> {
         }
         match shape(&path) {
             Ok(found) if found == wanted => {}
+            Ok(found) if found.of_size(wanted.max_entries) == wanted && by_name.contains_key(name) => {
+                resized.insert(name);
+            }
             Ok(found) => different.push(format!("{name} is {found:?}, wanted {wanted:?}")),
             Err(error) => different.push(format!("{name}: {error:#}")),
         }
     }
     if missing.is_empty() && different.is_empty() {
-        info!("taking over the maps of an earlier agent");
-        return Ok(true);
+        if resized.is_empty() {
+            info!("taking over the maps of an earlier agent");
+            return Ok(Fit::Same);
+        }
+        match carry::check_room(folder, sizes) {
+            Ok(()) => {
+                info!(
+                    ?resized,
+                    "taking over the maps of an earlier agent, some in other sizes"
+                );
+                return Ok(Fit::Resized(resized));
+            }
+            Err(error) => different.push(format!("{error:#}")),
+        }
     }
     if missing.len() < PINNED.len() {
         warn!(
@@ -315,7 +361,7 @@ fn can_adopt(folder: &Path, sizes: &MapSizes) -> anyhow::Result<bool> {
             "the maps of an earlier agent do not fit: making new ones; flows begin anew"
         );
     }
-    Ok(false)
+    Ok(Fit::Not)
 }
 
 fn shape(path: &std::path::Path) -> anyhow::Result<Shape> {
