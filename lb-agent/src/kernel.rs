@@ -1,6 +1,7 @@
 //! The parts of the kernel that no plane owns: links, addresses, cgroups, sockets, sysctls, nftables, IPVS.
 
 pub mod addresses;
+pub(crate) mod capabilities;
 pub mod cgroup;
 pub mod conntrack;
 pub mod dummy;

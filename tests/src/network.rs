@@ -45,9 +45,11 @@ pub struct Options {
     /// Whether links leave checksums to each other, as they do unless told otherwise. Then nobody verifies them.
     pub checksum_offload: bool,
     /// Whether the nodes' packet filters see what their bridges pass on (`bridge-nf-call-iptables`), as most
-    /// distributions of Kubernetes want it. Then a pod that reaches itself through a Service needs hairpin mode at its
-    /// port of the bridge, which plugins set for that reason, and so do we. Without, it needs nothing.
+    /// distributions of Kubernetes want it.
     pub bridge_netfilter: bool,
+    /// Whether ports of bridges send back out what came in there. Where the packet filters see it, a pod needs that to
+    /// reach itself through a Service, which is why plugins set it.
+    pub hairpin_mode: bool,
     /// Whether each pod, and the machine outside, verifies what it receives: see [`Sniffer`].
     pub verify_checksums: bool,
 }
@@ -59,6 +61,7 @@ impl Default for Options {
             rp_filter: 1,
             checksum_offload: false,
             bridge_netfilter: true,
+            hairpin_mode: true,
             verify_checksums: true,
         }
     }

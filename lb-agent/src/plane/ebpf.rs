@@ -36,14 +36,13 @@ use tracing::debug;
 
 use crate::{
     desired::{Change, State},
-    kernel::nft,
+    kernel::{capabilities, nft},
     plane::{Outcome, Plane, probe::Found},
 };
 
 mod addresses;
 mod adopt;
 mod batch;
-mod capabilities;
 mod carry;
 mod chain;
 mod cleanup;
@@ -234,7 +233,7 @@ impl EbpfPlane {
     /// place of its programs. Nothing that is served stops being served. What comes back beside the plane
     /// is its side on the links.
     pub fn start(options: EbpfOptions) -> anyhow::Result<(Self, LinkHooks)> {
-        capabilities::check_to_serve()?;
+        capabilities::check_to_load()?;
         lift_memory_limit()?;
         let pins = Pins::new(&options.bpffs)?;
         let netns_cookie = match &options.cgroup {

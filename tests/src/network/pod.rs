@@ -88,7 +88,7 @@ impl Pod {
     fn attach_to_bridge(&self, node: &Node) -> Result<()> {
         let host = node.netns().netlink()?;
         host.set_controller(self.host_link.index, node.bridge().index)?;
-        if node.options().bridge_netfilter {
+        if node.options().hairpin_mode {
             host.set_hairpin(self.host_link.index)?;
         }
         host.up(self.host_link.index)?;

@@ -44,6 +44,8 @@ fn the_same_on_nodes_that_leave_all_this_at_the_kernels_defaults() {
             rp_filter: 0,
             checksum_offload: true,
             bridge_netfilter: false,
+            // The agent of a plane that needs the packet filter to see bridges turns that on.
+            hairpin_mode: Difference::BridgeNetfilter.applies(),
             ..network::Options::default()
         }),
         40,

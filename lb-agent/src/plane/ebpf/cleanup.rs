@@ -6,11 +6,10 @@ use anyhow::Context as _;
 use tracing::warn;
 
 use super::{
-    capabilities,
     clsact::{self, Qdisc},
     pins::{self, Pins},
 };
-use crate::kernel::nft;
+use crate::kernel::{capabilities, nft};
 
 /// Removes programs, maps, filters and the masquerade rule from the kernel: those pinned under
 /// `bpffs`, those on the links of this network namespace. Says what it removed. Where there is

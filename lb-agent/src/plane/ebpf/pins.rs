@@ -11,10 +11,10 @@ use lb_common::maps::LAYOUT_VERSION;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::{
-    capabilities,
     lock::{Holder, Lock},
     sys::{self, Direction},
 };
+use crate::kernel::capabilities;
 
 /// Our folder in the bpffs.
 const FOLDER: &str = "lb-agent";

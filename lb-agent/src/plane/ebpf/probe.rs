@@ -1,13 +1,13 @@
 //! What the node can do for this plane.
 
 use super::{
-    EbpfOptions, MapSizes, capabilities, check_cgroup, lift_memory_limit, netns_cookie,
+    EbpfOptions, MapSizes, check_cgroup, lift_memory_limit, netns_cookie,
     object::{self, Globals},
     pins::Pins,
     trial,
 };
 use crate::{
-    kernel::nft,
+    kernel::{capabilities, nft},
     plane::probe::{Check, Found},
 };
 
@@ -21,7 +21,7 @@ pub fn probe(options: &EbpfOptions) -> Vec<Check> {
     let mut checks = vec![
         Check::of(
             "capabilities",
-            capabilities::check_to_serve().map(|()| Found::good("CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF")),
+            capabilities::check_to_load().map(|()| Found::good("CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF")),
         ),
         Check::of(
             "locked memory",

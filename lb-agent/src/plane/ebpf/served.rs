@@ -6,13 +6,12 @@ use anyhow::Context as _;
 use serde::Serialize;
 
 use super::{
-    capabilities,
     chain::{Attached, Chain},
     link_hooks::is_gone,
     pins::Pins,
     sys::Direction,
 };
-use crate::kernel::links;
+use crate::kernel::{capabilities, links};
 
 /// A link, and what is on it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]

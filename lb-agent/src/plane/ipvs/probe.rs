@@ -1,6 +1,6 @@
 //! What the node can do for this plane.
 
-use std::{io, net::SocketAddr};
+use std::{io, iter, net::SocketAddr};
 
 use anyhow::Context as _;
 
@@ -11,6 +11,7 @@ use super::{
 use crate::{
     desired::Protocol,
     kernel::{
+        capabilities,
         dummy::{self, DummyLink},
         ipvs::{Command, Ipvs, Scheduler, ServiceConfig, ServiceKey},
         netns, sysctls,
@@ -25,6 +26,10 @@ const SERVICES: [&str; 2] = ["192.0.2.1:80", "[2001:db8::1]:80"];
 /// this returns. What serves, or runs, is not touched.
 #[must_use]
 pub fn probe(options: &IpvsOptions) -> Vec<Check> {
+    let capabilities = Check::of(
+        "capabilities",
+        capabilities::check_to_configure().map(|()| Found::good("CAP_NET_ADMIN")),
+    );
     let tried = netns::in_new(|| {
         vec![
             Check::of("IPVS", virtual_services(options.scheduler)),
@@ -33,7 +38,8 @@ pub fn probe(options: &IpvsOptions) -> Vec<Check> {
             Check::of("dummy link", link()),
         ]
     });
-    tried.unwrap_or_else(|error| in_place(options, &error))
+    let tried = tried.unwrap_or_else(|error| in_place(options, &error));
+    iter::once(capabilities).chain(tried).collect()
 }
 
 /// What can be found out without a namespace to try it in, which takes `CAP_SYS_ADMIN`.

@@ -14,24 +14,31 @@ const BPF: Capability = (39, "CAP_BPF");
 const SYS_ADMIN: u32 = 21;
 
 /// What programs for links and sockets, and the masquerade rules, need.
-const TO_SERVE: [Capability; 3] = [NET_ADMIN, PERFMON, BPF];
+const TO_LOAD: [Capability; 3] = [NET_ADMIN, PERFMON, BPF];
+/// What virtual services, rules and addresses need.
+const TO_CONFIGURE: [Capability; 1] = [NET_ADMIN];
 /// What a look at pinned maps needs.
 const TO_READ: [Capability; 1] = [BPF];
 /// What the removal of filters and rules needs. Pins are files like others.
 const TO_CLEAN_UP: [Capability; 1] = [NET_ADMIN];
 
-/// Fails with the names of those that are missing to serve.
-pub(super) fn check_to_serve() -> anyhow::Result<()> {
-    check("loading BPF programs", &TO_SERVE)
+/// Fails with the names of those that are missing to serve by programs.
+pub(crate) fn check_to_load() -> anyhow::Result<()> {
+    check("loading BPF programs", &TO_LOAD)
+}
+
+/// Fails with the names of those that are missing to serve without programs.
+pub(crate) fn check_to_configure() -> anyhow::Result<()> {
+    check("configuring IPVS", &TO_CONFIGURE)
 }
 
 /// Fails with the names of those that are missing to read what is pinned.
-pub(super) fn check_to_read() -> anyhow::Result<()> {
+pub(crate) fn check_to_read() -> anyhow::Result<()> {
     check("reading BPF maps", &TO_READ)
 }
 
 /// Fails with the names of those that are missing to clean up.
-pub(super) fn check_to_clean_up() -> anyhow::Result<()> {
+pub(crate) fn check_to_clean_up() -> anyhow::Result<()> {
     check("removing filters and rules", &TO_CLEAN_UP)
 }
 
@@ -69,10 +76,10 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        assert_eq!(missing(&TO_SERVE, u64::MAX), [] as [&str; 0]);
-        assert_eq!(missing(&TO_SERVE, 0), ["CAP_NET_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
-        assert_eq!(missing(&TO_SERVE, 1 << 12 | 1 << 21), [] as [&str; 0]);
-        assert_eq!(missing(&TO_SERVE, 1 << 12 | 1 << 39), ["CAP_PERFMON"]);
+        assert_eq!(missing(&TO_LOAD, u64::MAX), [] as [&str; 0]);
+        assert_eq!(missing(&TO_LOAD, 0), ["CAP_NET_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
+        assert_eq!(missing(&TO_LOAD, 1 << 12 | 1 << 21), [] as [&str; 0]);
+        assert_eq!(missing(&TO_LOAD, 1 << 12 | 1 << 39), ["CAP_PERFMON"]);
         assert_eq!(missing(&TO_CLEAN_UP, 1 << 21), ["CAP_NET_ADMIN"]);
         assert_eq!(missing(&TO_CLEAN_UP, 1 << 12), [] as [&str; 0]);
     }
