@@ -13,6 +13,9 @@ const UPLINK: &str = "eth9";
 /// Of a mark, none that the agent knows.
 const SOMEBODYS_BIT: u32 = 0x10_0000;
 
+/// How many connections go to each address.
+const EACH: usize = 10;
+
 /// A Service at a NodePort whose only endpoint is on node 2, and which others than near clients reach by its own node
 /// only.
 fn world() -> (World, Pod, Service) {
@@ -86,13 +89,17 @@ fn a_mark_of_somebody_else_stays_on_what_is_sent_to_a_backend() {
     world.start_agent(1);
     for to in node_ports(&service, world.node1()) {
         for protocol in BOTH {
-            answerers(&pod.client(), protocol, to, 10);
+            answerers(&pod.client(), protocol, to, EACH);
         }
     }
     let [sent, marked] = ["sent", "marked"].map(|name| packets(&world, name));
-    assert!(sent > 0);
-    let expected = if Difference::MarksReplaced.applies() { 0 } else { sent };
-    assert_eq!(marked, expected);
+    if Difference::MarksReplaced.applies() {
+        // On what begins a connection.
+        let begun = 2 * BOTH.len() * EACH;
+        assert!(marked + begun as u64 <= sent, "{marked} of {sent}");
+    } else {
+        assert_eq!(marked, sent);
+    }
 }
 
 /// What a counter of the rules has counted.
