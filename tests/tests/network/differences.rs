@@ -76,13 +76,11 @@ fn a_mark_of_somebody_else_stays_on_what_is_sent_to_a_backend() {
         world.node1(),
         &format!(
             "add table inet another\n\
-             add counter inet another sent\n\
-             add counter inet another marked\n\
              add chain inet another first {{ type filter hook prerouting priority raw; }}\n\
              add rule inet another first iifname {} meta mark set meta mark or {SOMEBODYS_BIT}\n\
              add chain inet another last {{ type filter hook postrouting priority 300; }}\n\
-             add rule inet another last th dport {TARGET} counter name sent\n\
-             add rule inet another last th dport {TARGET} meta mark and {SOMEBODYS_BIT} != 0 counter name marked\n",
+             add rule inet another last th dport {TARGET} counter comment \"sent\"\n\
+             add rule inet another last th dport {TARGET} meta mark and {SOMEBODYS_BIT} != 0 counter comment \"marked\"\n",
             pod.host_link().name
         ),
     );
@@ -102,9 +100,12 @@ fn a_mark_of_somebody_else_stays_on_what_is_sent_to_a_backend() {
     }
 }
 
-/// What a counter of the rules has counted.
-fn packets(world: &World, counter: &str) -> u64 {
-    let text = run(world.node1(), &format!("nft list counter inet another {counter}"));
-    let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
+/// What the rule with this comment has counted. (Older kernels have counters with names in a module that is not loaded by
+/// itself everywhere.)
+fn packets(world: &World, comment: &str) -> u64 {
+    let text = run(world.node1(), "nft list chain inet another last");
+    let comment = format!("comment \"{comment}\"");
+    let rule = text.lines().find(|line| line.contains(&comment)).unwrap();
+    let mut words = rule.split_whitespace().skip_while(|word| *word != "packets");
     words.nth(1).unwrap().parse().unwrap()
 }
