@@ -10,6 +10,7 @@ mod build_ebpf;
 mod compatibility;
 mod controlplane_build;
 mod count;
+mod go;
 mod lab;
 mod lint;
 mod object;
