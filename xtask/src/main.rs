@@ -12,6 +12,7 @@ mod controlplane_build;
 mod count;
 mod go;
 mod lab;
+mod libraries;
 mod lint;
 mod object;
 mod packages;
