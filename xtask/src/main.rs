@@ -11,6 +11,7 @@ mod compatibility;
 mod controlplane_build;
 mod count;
 mod go;
+mod image;
 mod lab;
 mod libraries;
 mod lint;
@@ -51,6 +52,8 @@ enum Verb {
     Lint,
     /// Run the tests
     Test(test::Args),
+    /// Build the OCI image of the agent
+    Image(image::Args),
     /// Write docs/compatibility.md from the last runs of the tests on each kernel
     Compatibility,
     /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         Verb::BuildEbpf(args) => build_ebpf::run(args),
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
+        Verb::Image(args) => image::run(args),
         Verb::Compatibility => compatibility::run(),
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),
