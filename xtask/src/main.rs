@@ -7,6 +7,7 @@ mod apt;
 mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
+mod chart;
 mod compatibility;
 mod controlplane_build;
 mod count;
@@ -54,6 +55,8 @@ enum Verb {
     Test(test::Args),
     /// Build the OCI image of the agent
     Image(image::Args),
+    /// Check the Helm chart, and write the manifests in deploy/ that it renders
+    Chart,
     /// Write docs/compatibility.md from the last runs of the tests on each kernel
     Compatibility,
     /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
         Verb::Image(args) => image::run(args),
+        Verb::Chart => chart::run(),
         Verb::Compatibility => compatibility::run(),
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all()),
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all()),

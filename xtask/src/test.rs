@@ -12,7 +12,7 @@ use crate::count::Count;
 use crate::plane::Plane;
 use crate::results::Results;
 use crate::vm::{self, Job, Line, Memory, Program};
-use crate::{build_ebpf, compatibility, image, lab, packages, run, setup, workspace};
+use crate::{build_ebpf, chart, compatibility, image, lab, packages, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// How parity runs in a guest: in the mode that decides.
@@ -31,7 +31,7 @@ pub enum Suite {
     Network,
     /// The same behind a real API server
     Controlplane,
-    /// The image, and the agent in it
+    /// The image with the agent in it, and the Helm chart
     Deploy,
     /// A comparison with the real kube-proxy, on another kernel; here `cargo xtask parity` makes it
     Parity,
