@@ -15,8 +15,8 @@ use lb_tests::ipvs::Table;
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
-use lb_tests::plane::Plane;
 use lb_tests::patience::patient;
+use lb_tests::plane::Plane;
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 

@@ -136,7 +136,7 @@ impl Agent {
             self.servers.want(key, wanted.is_some());
             let protocol = wanted.map_or(Protocol::Tcp, |server| server.protocol);
             for command in self.servers.commands(key, wanted) {
-                self.kernel.carry_out(command.clone());
+                self.kernel.carry_out(command);
                 self.servers.done(&command, protocol);
             }
         }
@@ -146,7 +146,7 @@ impl Agent {
     fn drain(&mut self) {
         for key in self.servers.draining().collect::<Vec<_>>() {
             for command in self.servers.drained(key, &self.kernel.counted(key)) {
-                self.kernel.carry_out(command.clone());
+                self.kernel.carry_out(command);
                 self.servers.done(&command, Protocol::Tcp);
             }
         }
