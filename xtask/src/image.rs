@@ -54,7 +54,10 @@ pub fn run(args: &Args) -> Result<()> {
         None => folder()?.join(format!("lb-agent-{}.tar", env!("CARGO_PKG_VERSION"))),
     };
     let digest = write(Profile::Release, &args.name, &output)?;
-    println!("{}", output.display());
+    println!(
+        "{}",
+        output.strip_prefix(workspace::root()).unwrap_or(&output).display()
+    );
     println!("{digest}");
     run::say(
         "Bring it to a node by `ctr -n k8s.io images import FILE` or `podman load -i FILE`, to a registry by `skopeo copy \
