@@ -37,6 +37,20 @@ pub const IPVSADM: Package = Package {
     why: "a look at the kernel's IPVS",
 };
 
+/// What the image is made of and with, beyond `nft`.
+pub const IMAGE: [Package; 2] = [
+    Package {
+        program: "update-ca-certificates",
+        package: "ca-certificates",
+        why: "the certificate authorities of the image",
+    },
+    Package {
+        program: "strip",
+        package: "binutils",
+        why: "an image without debug information",
+    },
+];
+
 /// What a virtual machine with another kernel needs.
 pub const MACHINE: [Package; 4] = [
     IPVSADM,
