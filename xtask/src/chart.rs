@@ -16,13 +16,17 @@ const FOLDER: &str = "tests/helm";
 const HELM: &str = "helm.sh/helm/v4";
 const PACKAGE: &str = "helm.sh/helm/v4/cmd/helm";
 
-const CHART: &str = "deploy/chart/lb-agent";
+const CHART: &str = "deploy/helm/lb-agent";
 /// What the manifests are rendered with, beyond the defaults.
 const VALUES: &str = "deploy/values.yaml";
-/// The manifests, the template of each, and a value of its own. The rights are those that are enough for every setting.
-const MANIFESTS: [(&str, &str, &[&str]); 2] = [
-    ("deploy/rbac.yaml", "templates/rbac.yaml", &["--set=socketLB=all"]),
-    ("deploy/daemonset.yaml", "templates/daemonset.yaml", &[]),
+/// The manifests, and what each is rendered with besides: all of the chart; and alone, for agents outside of it, the rights
+/// that are enough for every setting.
+const MANIFESTS: [(&str, &[&str]); 2] = [
+    ("deploy/lb-agent.yaml", &[]),
+    (
+        "deploy/rbac.yaml",
+        &["--show-only=templates/rbac.yaml", "--set=socketLB=all"],
+    ),
 ];
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -34,22 +38,28 @@ pub fn run() -> Result<()> {
     lint.current_dir(workspace::root())
         .args(["lint", "--strict", CHART, "--values", VALUES]);
     Step::new(format!("helm lint {CHART}"), LIMIT).run(&mut lint)?;
-    for (manifest, template, more) in MANIFESTS {
-        let text = Step::new(format!("rendering {template}"), LIMIT).ask(&mut render(&helm, template, more))?;
+    for (manifest, more) in MANIFESTS {
+        let text = Step::new(format!("rendering {manifest}"), LIMIT).ask(&mut render(&helm, more))?;
         let path = workspace::root().join(manifest);
-        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, without_empty_lines(&text)).with_context(|| format!("cannot write {}", path.display()))?;
         run::say(format_args!("written: {manifest}"));
     }
     Ok(())
 }
 
-/// The command that renders a template.
-fn render(helm: &Path, template: &str, more: &[&str]) -> Command {
+/// Without those that helm leaves between documents and where a template has said nothing.
+fn without_empty_lines(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    lines.flat_map(|line| [line, "\n"]).collect()
+}
+
+/// The command that renders the chart.
+fn render(helm: &Path, more: &[&str]) -> Command {
     let mut command = Command::new(helm);
     command
         .current_dir(workspace::root())
         .args(["template", "lb-agent", CHART, "--namespace=kube-system"])
-        .args(["--values", VALUES, "--show-only", template])
+        .args(["--values", VALUES])
         .args(more);
     command
 }

@@ -144,6 +144,9 @@ fn run_here(args: &Args) -> Result<()> {
         setup::packages(&[packages::IPTABLES])?;
         controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
     }
+    if suites.contains(&Suite::Deploy) {
+        controlplane_build::build(&workspace::tools_dir()?, Component::FOR_TESTS)?;
+    }
     lab::build(lab::Profile::Dev)?;
     let mut environment = Vec::new();
     if suites.contains(&Suite::Deploy) {

@@ -2,7 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod agent;
-mod deploy;
 mod kube_proxy;
 mod selftest;
 mod watch;

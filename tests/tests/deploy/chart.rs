@@ -12,14 +12,14 @@ use lb_agent::cli::Cli;
 use crate::helm::{Rendered, file, helm, render};
 
 /// Values that change what is rendered as much as they can.
-const EVERYTHING: [&str; 9] = [
+pub(crate) const EVERYTHING: [&str; 9] = [
     "--set=socketLB=all",
     "--set=image.digest=sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
     "--set=imagePullSecrets[0].name=registry",
     "--set=podLabels.team=network",
     "--set=podAnnotations.note=x",
     "--set=podSecurityContext.seccompProfile.type=RuntimeDefault",
-    "--set=securityContext.seLinuxOptions.type=spc_t",
+    "--set=securityContext.seLinuxOptions.level=s0",
     "--set=serviceAccount.annotations.note=x",
     "--set-json=affinity={\"nodeAffinity\":{}}",
 ];
@@ -45,12 +45,15 @@ fn the_manifests_are_what_the_chart_renders() {
             "deploy/rbac.yaml",
             &["--show-only=templates/rbac.yaml", "--set=socketLB=all"][..],
         ),
-        ("deploy/daemonset.yaml", &["--show-only=templates/daemonset.yaml"]),
+        ("deploy/lb-agent.yaml", &[]),
     ] {
         let shipped = fs::read_to_string(file(manifest)).unwrap();
+        // Helm leaves empty lines between documents.
+        let text = rendered(args).text;
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
         assert_eq!(
-            rendered(args).text,
-            shipped,
+            lines.collect::<Vec<_>>(),
+            shipped.lines().collect::<Vec<_>>(),
             "{manifest} is stale: `cargo xtask chart` writes it"
         );
     }
@@ -62,7 +65,7 @@ fn helm_finds_nothing_to_say() {
         let args = [
             "lint",
             "--strict",
-            "deploy/chart/lb-agent",
+            "deploy/helm/lb-agent",
             "--values=deploy/values.yaml",
         ];
         let output = helm(&[&args[..], values].concat());
@@ -122,8 +125,12 @@ fn the_agent_has_the_rights_that_its_settings_take() {
     let added = |context: &SecurityContext| context.capabilities.clone().unwrap().add.unwrap();
     let usual = context(&[]);
     assert_eq!(added(&usual), ["NET_ADMIN", "BPF", "PERFMON"]);
+    assert_eq!(usual.privileged, None);
     assert_eq!(usual.allow_privilege_escalation, Some(false));
     assert_eq!(usual.read_only_root_filesystem, Some(true));
+    // Else AppArmor and SELinux, where a node has them, keep a container from what is below /sys/fs/bpf.
+    assert_eq!(usual.app_armor_profile.unwrap().type_, "Unconfined");
+    assert_eq!(usual.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));
     let older = context(&[
         "--set=extraCapabilities[0]=SYS_RESOURCE",
         "--set=extraCapabilities[1]=BPF",

@@ -33,7 +33,7 @@ pub(crate) fn render(args: &[&str]) -> Result<Rendered, String> {
     let first = [
         "template",
         "lb-agent",
-        "deploy/chart/lb-agent",
+        "deploy/helm/lb-agent",
         "--namespace=kube-system",
         "--values=deploy/values.yaml",
     ];

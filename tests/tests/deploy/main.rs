@@ -4,9 +4,11 @@
 //! them. The agent of that image is a debug build; what it is packed with, and how, is the same.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
+mod api_server;
 mod archive;
 mod chart;
 mod helm;
 mod inside;
 mod node;
+mod readme;
 mod values;

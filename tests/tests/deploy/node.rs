@@ -13,13 +13,13 @@ use lb_tests::stage::TARGET;
 
 use crate::archive::Image;
 
-const MANIFEST: &str = include_str!("../../../deploy/daemonset.yaml");
+const MANIFEST: &str = include_str!("../../../deploy/lb-agent.yaml");
 const NODE_PORT: u16 = 30_080;
 /// Enough for each of two backends to be drawn.
 const TIMES: usize = 40;
 
 /// What the shipped DaemonSet lets the agent do.
-fn shipped() -> Vec<Capability> {
+pub(crate) fn shipped() -> Vec<Capability> {
     let daemon_set = MANIFEST
         .split("\n---\n")
         .find(|document| document.contains("\nkind: DaemonSet\n"))

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::helm::{file, render};
 
-const VALUES: &str = "deploy/chart/lb-agent/values.yaml";
-const SCHEMA: &str = "deploy/chart/lb-agent/values.schema.json";
+const VALUES: &str = "deploy/helm/lb-agent/values.yaml";
+const SCHEMA: &str = "deploy/helm/lb-agent/values.schema.json";
 
 /// The settings of an agent whose chart has these values.
 fn config(args: &[&str]) -> Config {
