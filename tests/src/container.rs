@@ -31,6 +31,8 @@ const PATH: &str = "/usr/sbin:/usr/bin";
 const SHARED: [&str; 4] = ["proc", "sys", "dev", "tmp"];
 /// What of them runtimes let nobody write to.
 const SYSCTLS: &str = "/proc/sys";
+/// What the DaemonSet mounts of the node and can be written to. Here it is the image's own.
+const LOCK: &str = "run/xtables.lock";
 
 /// A right of a process, and its number in linux/capability.h.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, clap::ValueEnum)]
@@ -38,6 +40,7 @@ const SYSCTLS: &str = "/proc/sys";
 #[expect(missing_docs, reason = "capabilities(7) says it")]
 pub enum Capability {
     NetAdmin = 12,
+    NetRaw = 13,
     SysPtrace = 19,
     SysAdmin = 21,
     SysResource = 24,
@@ -52,6 +55,13 @@ impl Capability {
             Ok(capability) => Ok(capability),
             Err(_) => bail!("no number is known of the capability {name}"),
         }
+    }
+
+    /// Its name in a manifest.
+    #[must_use]
+    pub fn name(self) -> String {
+        let value = clap::ValueEnum::to_possible_value(&self);
+        value.map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
@@ -75,6 +85,10 @@ impl RootFs {
             let place = folder.path().join(shared);
             fs::create_dir_all(&place).with_context(|| format!("making {}", place.display()))?;
         }
+        let lock = folder.path().join(LOCK);
+        fs::create_dir_all(folder.path().join("run"))
+            .and_then(|()| fs::write(&lock, ""))
+            .with_context(|| format!("making {}", lock.display()))?;
         Ok(Self { folder })
     }
 
@@ -125,6 +139,8 @@ fn enter(image: &Path) -> Result<()> {
         mount(Some(&place), &place, none, MsFlags::MS_BIND, none)?;
         make_read_only(&place).with_context(|| format!("making {} read-only", place.display()))?;
     }
+    let lock = image.join(LOCK);
+    mount(Some(&lock), &lock, none, MsFlags::MS_BIND, none).context("keeping the lock of iptables")?;
     make_read_only(image).context("making it read-only")?;
     chroot(image)?;
     chdir("/")?;

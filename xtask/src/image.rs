@@ -1,7 +1,8 @@
 //! `cargo xtask image`: the OCI image of the agent, without a container daemon.
 //!
-//! It holds what `lb-agent` calls and reads, and nothing else: the agent, `nft`, the libraries of both, the certificate
-//! authorities of Debian's package. The same inputs make the same bytes: times are left out, names are sorted.
+//! It holds what `lb-agent` calls and reads, and nothing else: the agent, the programs that it calls, the libraries of all,
+//! the certificate authorities of Debian's package. The same inputs make the same bytes: no time is in it, so that there is
+//! nothing for `SOURCE_DATE_EPOCH` to say, and names are sorted.
 
 mod archive;
 mod files;
@@ -15,16 +16,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::lab::{self, Profile};
-use crate::packages::{self, find_program};
+use crate::packages;
 use crate::run::{self, Step};
-use crate::{build_ebpf, libraries, setup, workspace};
+use crate::{build_ebpf, setup, workspace};
 use archive::Image;
 use files::{Files, Mode};
 
 /// Where the agent is in the image.
 const AGENT: &str = "usr/bin/lb-agent";
-/// Where `nft` is in the image, which its `PATH` names.
-const NFT: &str = "usr/sbin/nft";
 
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 const STRIP_LIMIT: Duration = Duration::from_secs(60);
@@ -36,8 +35,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Repository and tag, under which a container runtime knows the image once it has imported it
-    #[arg(long, value_name = "NAME:TAG", default_value = concat!("localhost/lb-agent:", env!("CARGO_PKG_VERSION")), value_parser = parse_name)]
-    name: String,
+    #[arg(long, value_name = "NAME:TAG", default_value = concat!("localhost/lb-agent:", env!("CARGO_PKG_VERSION")), value_parser = parse_tag)]
+    tag: String,
 }
 
 /// The verb.
@@ -53,15 +52,15 @@ pub fn run(args: &Args) -> Result<()> {
         Some(output) => output.clone(),
         None => folder()?.join(format!("lb-agent-{}.tar", env!("CARGO_PKG_VERSION"))),
     };
-    let digest = write(Profile::Release, &args.name, &output)?;
+    let digest = write(Profile::Release, &args.tag, &output)?;
     println!(
         "{}",
         output.strip_prefix(workspace::root()).unwrap_or(&output).display()
     );
     println!("{digest}");
     run::say(
-        "Bring it to a node by `ctr -n k8s.io images import FILE` or `podman load -i FILE`, to a registry by `skopeo copy \
-         oci-archive:FILE docker://NAME:TAG`.",
+        "Bring it to a node by `ctr -n k8s.io images import FILE`, `podman load -i FILE` or `docker load -i FILE`, to a \
+         registry by `skopeo copy oci-archive:FILE docker://NAME:TAG`.",
     );
     Ok(())
 }
@@ -70,16 +69,8 @@ pub fn run(args: &Args) -> Result<()> {
 pub fn write(profile: Profile, name: &str, output: &Path) -> Result<String> {
     setup::packages(&packages::IMAGE)?;
     let agent = stripped(&lab::program("lb-agent", profile)?)?;
-    let Some(nft) = find_program("nft") else {
-        bail!("there is no program nft");
-    };
     let mut base = files::base()?;
-    base.copy(Path::new(NFT), &nft, Mode::Program)?;
-    for program in [&agent, &nft] {
-        for library in libraries::of(program)? {
-            base.copy(&library, &library, Mode::Program)?;
-        }
-    }
+    base.libraries(&agent)?;
     let mut top = Files::default();
     top.copy(Path::new(AGENT), &agent, Mode::Program)?;
 
@@ -87,7 +78,7 @@ pub fn write(profile: Profile, name: &str, output: &Path) -> Result<String> {
     let image = Image {
         name,
         layers: vec![
-            layer::pack("nft, libraries and certificate authorities", &base)?,
+            layer::pack("programs, libraries and certificate authorities", &base)?,
             layer::pack("lb-agent", &top)?,
         ],
     };
@@ -119,7 +110,7 @@ fn stripped(program: &Path) -> Result<PathBuf> {
 }
 
 /// A name without a tag would be imported under one that no DaemonSet names.
-fn parse_name(text: &str) -> Result<String, String> {
+fn parse_tag(text: &str) -> Result<String, String> {
     let tag = text.rsplit('/').next().and_then(|last| last.split_once(':'));
     match tag {
         Some((repository, tag)) if !repository.is_empty() && !tag.is_empty() => Ok(text.to_owned()),
@@ -132,11 +123,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_has_a_tag() {
-        assert!(parse_name("localhost/lb-agent:0.1.0").is_ok());
-        assert!(parse_name("registry.example:5000/a/lb-agent:0.1.0").is_ok());
+    fn a_name_without_a_tag_is_refused() {
+        assert!(parse_tag("localhost/lb-agent:0.1.0").is_ok());
+        assert!(parse_tag("registry.example:5000/a/lb-agent:0.1.0").is_ok());
         for name in ["lb-agent", "lb-agent:", "registry.example:5000/lb-agent", "x/:1"] {
-            assert!(parse_name(name).is_err(), "{name}");
+            assert!(parse_tag(name).is_err(), "{name}");
         }
     }
 }

@@ -38,7 +38,17 @@ pub const IPVSADM: Package = Package {
 };
 
 /// What the image is made of and with, beyond `nft`.
-pub const IMAGE: [Package; 2] = [
+pub const IMAGE: [Package; 4] = [
+    Package {
+        program: "xtables-nft-multi",
+        package: "iptables",
+        why: "cleaning up after a kube-proxy",
+    },
+    Package {
+        program: "ipset",
+        package: "ipset",
+        why: "cleaning up after a kube-proxy",
+    },
     Package {
         program: "update-ca-certificates",
         package: "ca-certificates",

@@ -1,4 +1,5 @@
-//! The documents of an image, and the archive that holds it: an OCI image layout in a tar file.
+//! The documents of an image, and the archive that holds it: an OCI image layout in a tar file, which `docker load` takes
+//! too.
 //!
 //! Names and values are those of the OCI Image Format Specification 1.1. The documents are three small ones, so xtask writes
 //! them itself; the tests read them with a library that knows the specification.
@@ -9,9 +10,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::files::{Files, Mode};
+use super::AGENT;
+use super::files::{Files, Mode, PROGRAMS};
 use super::layer::{self, Digest, Layer};
-use super::{AGENT, NFT};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -43,14 +44,14 @@ impl Image<'_> {
         let layers: Vec<_> = self
             .layers
             .iter()
-            .map(|layer| blob(LAYER, layer.blob.clone()).0)
+            .map(|layer| blob(LAYER, layer.blob.clone()))
             .collect();
-        let (config, _) = blob(CONFIG, text(&self.config()?)?);
+        let (config, config_digest) = blob(CONFIG, text(&self.config()?)?);
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": config,
-            "layers": layers,
+            "layers": layers.iter().map(|(descriptor, _)| descriptor).collect::<Vec<_>>(),
             "annotations": labels(),
         });
         let (mut manifest, digest) = blob(MANIFEST, text(&manifest)?);
@@ -67,16 +68,17 @@ impl Image<'_> {
             Mode::Data,
             text(&json!({ "imageLayoutVersion": "1.0.0" }))?,
         );
-        Ok((layer::tar(files.iter())?, digest.to_string()))
+        // The list of `docker save`, without which Docker takes no archive.
+        let place = |digest: &Digest| format!("blobs/sha256/{}", digest.hex());
+        let layers: Vec<_> = layers.iter().map(|(_, digest)| place(digest)).collect();
+        let list = json!([{ "Config": place(&config_digest), "RepoTags": [self.name], "Layers": layers }]);
+        files.add("manifest.json", Mode::Data, text(&list)?);
+        Ok((layer::tar(&files)?, digest.to_string()))
     }
 
     fn config(&self) -> Result<Value> {
-        let folder = |path: &'static str| {
-            Path::new(path)
-                .parent()
-                .and_then(Path::to_str)
-                .context("a path of the image")
-        };
+        let own = Path::new(AGENT).parent().and_then(Path::to_str);
+        let own = own.context("the agent is in a folder of the image")?;
         let history = |layer: &Layer| json!({ "created_by": "cargo xtask image", "comment": layer.what });
         Ok(json!({
             "architecture": architecture(),
@@ -84,7 +86,7 @@ impl Image<'_> {
             "config": {
                 "Entrypoint": [format!("/{AGENT}")],
                 "Cmd": ["run"],
-                "Env": [format!("PATH=/{}:/{}", folder(NFT)?, folder(AGENT)?)],
+                "Env": [format!("PATH=/{PROGRAMS}:/{own}")],
                 "WorkingDir": "/",
                 "StopSignal": STOP,
                 "Labels": labels(),

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use flate2::{Compression, GzBuilder};
 use sha2::{Digest as _, Sha256};
 
-use super::files::{Files, Mode};
+use super::files::{Entry, Files};
 
 /// A SHA-256, as OCI writes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub struct Layer {
 
 /// Packs files into a layer, which is the same for the same files.
 pub fn pack(what: &'static str, files: &Files) -> Result<Layer> {
-    let archive = tar(files.iter())?;
+    let archive = tar(files)?;
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::default());
     encoder.write_all(&archive).context("cannot compress a layer")?;
     Ok(Layer {
@@ -60,10 +60,10 @@ pub fn pack(what: &'static str, files: &Files) -> Result<Layer> {
 }
 
 /// A tar archive of files, with the folders that they are in, all of them root's and from 1970.
-pub fn tar<'a>(files: impl Iterator<Item = (&'a Path, Mode, &'a [u8])>) -> Result<Vec<u8>> {
+pub fn tar(files: &Files) -> Result<Vec<u8>> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut folders = BTreeSet::new();
-    for (path, mode, content) in files {
+    for (path, entry) in files.iter() {
         let mut above: Vec<_> = path.ancestors().skip(1).filter(|path| *path != Path::new("")).collect();
         above.reverse();
         for folder in above {
@@ -72,8 +72,16 @@ pub fn tar<'a>(files: impl Iterator<Item = (&'a Path, Mode, &'a [u8])>) -> Resul
                 archive.append_data(&mut header, folder, std::io::empty())?;
             }
         }
-        let mut header = header(tar::EntryType::Regular, mode.bits(), content.len() as u64);
-        archive.append_data(&mut header, path, content)?;
+        match entry {
+            Entry::File(mode, content) => {
+                let mut header = header(tar::EntryType::Regular, mode.bits(), content.len() as u64);
+                archive.append_data(&mut header, path, content.as_slice())?;
+            }
+            Entry::Link(target) => {
+                let mut header = header(tar::EntryType::Symlink, 0o777, 0);
+                archive.append_link(&mut header, path, target)?;
+            }
+        }
     }
     archive.into_inner().context("cannot make a tar archive")
 }
@@ -92,6 +100,7 @@ fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::files::Mode;
 
     #[test]
     fn a_digest_is_that_of_the_standard() {
@@ -108,7 +117,7 @@ mod tests {
         for path in ["/usr/sbin/nft", "usr/bin/lb-agent", "etc/passwd"] {
             files.add(path, Mode::Data, b"x".into());
         }
-        let archive = tar(files.iter()).unwrap();
+        let archive = tar(&files).unwrap();
         let mut archive = tar::Archive::new(archive.as_slice());
         let names: Vec<_> = archive
             .entries()
@@ -127,5 +136,17 @@ mod tests {
                 "usr/sbin/nft"
             ]
         );
+    }
+
+    #[test]
+    fn a_link_stays_one() {
+        let mut files = Files::default();
+        files.link("usr/sbin/iptables-nft-save", "xtables-nft-multi");
+        let archive = tar(&files).unwrap();
+        let mut archive = tar::Archive::new(archive.as_slice());
+        let entry = archive.entries().unwrap().last().unwrap().unwrap();
+        assert_eq!(entry.path().unwrap(), Path::new("usr/sbin/iptables-nft-save"));
+        assert_eq!(entry.header().entry_type(), tar::EntryType::Symlink);
+        assert_eq!(entry.link_name().unwrap().unwrap(), Path::new("xtables-nft-multi"));
     }
 }
