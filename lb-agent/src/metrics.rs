@@ -3,8 +3,6 @@
 //! kube-proxy's names where the meaning is kube-proxy's (`kubeproxy_…`), ours beside them (`lb_…`). None carries the
 //! name of a service: their number does not grow with the cluster.
 
-#[cfg(test)]
-mod promql;
 mod server;
 
 use std::sync::{Arc, atomic::AtomicU64};
@@ -220,10 +218,6 @@ fn now() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use serde_json::Value;
-
     use super::*;
     use crate::plane::{PlaneError, choice::Reason};
 
@@ -256,72 +250,6 @@ mod tests {
             env!("CARGO_PKG_VERSION")
         );
         assert_eq!(value(&metrics, &build), Some(1.0));
-    }
-
-    /// The names of all series.
-    fn names() -> BTreeSet<String> {
-        let metrics = metrics();
-        metrics.changes_wait();
-        metrics.is_programmed(Family::V4);
-        let text = metrics.text();
-        let series = text.lines().filter(|line| !line.starts_with('#'));
-        series
-            .map(|line| line.split(['{', ' ']).next().unwrap().to_owned())
-            .collect()
-    }
-
-    /// What a dashboard or an alert asks for that is no series of ours. Prometheus itself makes `up`.
-    fn unknown<'a>(expressions: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
-        let mut asked: BTreeSet<_> = expressions.into_iter().flat_map(promql::metrics).collect();
-        assert!(asked.len() > 5, "{asked:?}");
-        asked.remove("up");
-        asked.difference(&names()).cloned().collect()
-    }
-
-    #[test]
-    fn the_dashboard_asks_for_series_that_there_are_and_for_each_of_them() {
-        let dashboard: Value = serde_json::from_str(include_str!("../../deploy/grafana/lb-agent.json")).unwrap();
-        let panels = dashboard["panels"].as_array().unwrap();
-        let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
-        let expressions: Vec<_> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
-        assert_eq!(unknown(expressions.iter().copied()), BTreeSet::new());
-        let shown: BTreeSet<_> = expressions.into_iter().flat_map(promql::metrics).collect();
-        assert_eq!(names().difference(&shown).collect::<Vec<_>>(), [] as [&String; 0]);
-
-        let variables = dashboard["templating"]["list"].as_array().unwrap();
-        let queries: Vec<_> = variables
-            .iter()
-            .filter_map(|variable| variable["query"]["query"].as_str())
-            .collect();
-        assert_eq!(queries.len(), 2);
-        for query in queries {
-            let asked = query.strip_prefix("label_values(").unwrap();
-            assert!(
-                promql::metrics(asked).iter().any(|name| names().contains(name)),
-                "{query}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_alerts_ask_for_series_that_there_are() {
-        let rules: Value = serde_saphyr::from_str(include_str!("../../deploy/prometheus/lb-agent.yaml")).unwrap();
-        let rules = rules["groups"][0]["rules"].as_array().unwrap();
-        assert_eq!(
-            unknown(rules.iter().map(|rule| rule["expr"].as_str().unwrap())),
-            BTreeSet::new()
-        );
-        let alerts: BTreeSet<_> = rules.iter().map(|rule| rule["alert"].as_str().unwrap()).collect();
-        assert_eq!(alerts.len(), rules.len(), "two alerts have one name");
-        for rule in rules {
-            for field in [
-                &rule["for"],
-                &rule["labels"]["severity"],
-                &rule["annotations"]["summary"],
-            ] {
-                assert!(field.is_string(), "{rule}");
-            }
-        }
     }
 
     #[test]
