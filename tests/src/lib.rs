@@ -17,6 +17,7 @@
 //! * [`agent`], [`usage`]: the agent under test, and what it uses.
 //! * [`ipvs`], [`nft`], [`without_bpf`]: what the kernel's IPVS and packet filter hold, and a process that may load no
 //!   program.
+//! * [`container`]: the agent in its image, with what a container runtime leaves it.
 //! * [`hooks`], [`foreign`], [`churn`]: programs on links, those of others, and links that come and go fast.
 //! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
 //!
@@ -50,6 +51,7 @@ pub mod capture;
 pub mod cgroup;
 pub mod churn;
 pub mod client;
+pub mod container;
 pub mod controlplane;
 pub mod ethtool;
 pub mod foreign;

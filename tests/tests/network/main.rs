@@ -47,6 +47,7 @@ mod pod_sockets;
 mod ports;
 mod reject;
 mod restart;
+mod rights;
 mod services;
 mod sockets;
 mod sources;

@@ -57,6 +57,10 @@ impl ApiServer {
             .unwrap_or_default();
         let url = format!("{}://{host}{port}", scheme.unwrap_or_default());
 
+        if scheme == Some("http") {
+            // No certificate is looked at. Without this, those of the system are read, and it is an error if it has none.
+            config.root_cert.get_or_insert_default();
+        }
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(SILENCE);
         config.reset_reader_on_write = true;
@@ -65,8 +69,16 @@ impl ApiServer {
             // from ours, where what it prints would be logged.
             plugin.interactive_mode = Some(ExecInteractiveMode::Never);
         }
+        let is_systems_to_trust = config.root_cert.is_none();
         let client = Client::try_from(config)
-            .map_err(|error| anyhow!(describe(&error)))
+            .map_err(|error| match error {
+                kube::Error::RustlsTls(_) if is_systems_to_trust => anyhow!(
+                    "{}; name a `certificate-authority` in the kubeconfig, or install those of the system (the package \
+                     ca-certificates)",
+                    describe(&error)
+                ),
+                error => anyhow!(describe(&error)),
+            })
             .with_context(|| format!("the API server {url} cannot be used with this configuration"))?;
         Ok(Self { client, url })
     }
