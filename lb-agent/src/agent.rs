@@ -9,7 +9,9 @@
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
 mod external_ips;
+mod latency;
 pub mod links;
+mod local_policies;
 mod retries;
 #[cfg(test)]
 mod tests;
@@ -27,11 +29,11 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-use self::{external_ips::ExternalIps, retries::Retries};
+use self::{external_ips::ExternalIps, latency::Awaited, local_policies::WithoutLocalEndpoint, retries::Retries};
 use crate::{
     desired::{Change, Family, ServicePortName},
     health::{ProxyHealth, Wanted},
-    metrics::{Metrics, Totals},
+    metrics::{Extent, Metrics, Totals},
     model::{Cluster, Conflict, Kind, Rules},
     objects::Batch,
     plane::{Outcome, Plane, PlaneError},
@@ -95,6 +97,8 @@ pub struct Agent<P> {
     /// Why, by service port; `None` is for addresses and networks.
     failures: BTreeMap<Option<ServicePortName>, String>,
     last_sync: Option<Timestamp>,
+    awaited: Awaited,
+    without_local_endpoint: WithoutLocalEndpoint,
     /// What was told of the progress is not true any more.
     has_progressed: bool,
 }
@@ -115,6 +119,8 @@ impl<P: Plane> Agent<P> {
             failed_addresses: Retries::default(),
             failures: BTreeMap::new(),
             last_sync: None,
+            awaited: Awaited::new(Timestamp::now()),
+            without_local_endpoint: WithoutLocalEndpoint::default(),
             has_progressed: false,
         }
     }
@@ -160,13 +166,17 @@ impl<P: Plane> Agent<P> {
     }
 
     fn note(&mut self, batch: Batch) {
+        let heard = batch.heard;
         for event in batch {
+            self.awaited.note(&event, heard);
             let external_ips = self.external_ips.as_mut();
             for service in external_ips.map(|them| them.note(&event)).unwrap_or_default() {
                 tracing::warn!(%service, "has externalIPs, which Kubernetes deprecates");
             }
             self.cluster.apply(event);
         }
+        let changes = self.awaited.take_changes();
+        self.outputs.metrics.changed(changes.services, changes.slices);
     }
 
     /// Brings the kernel up to date with the objects.
@@ -183,6 +193,7 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
+            self.tell_latencies();
             self.tell_health_checks();
         } else if self.cluster.is_complete() {
             self.first_sync()?;
@@ -201,6 +212,8 @@ impl<P: Plane> Agent<P> {
         tell_node_port_addresses(&state.node_port_addresses);
         self.tell_changes_wait();
         let outcome = self.plane.replace(state)?;
+        self.without_local_endpoint.replace(state);
+        let took = start.elapsed();
         self.first_sync = Some(FirstSync {
             services: self.cluster.services(),
             service_ports: state.services.len(),
@@ -209,8 +222,12 @@ impl<P: Plane> Agent<P> {
             writes: outcome.writes,
             milliseconds: milliseconds(start),
         });
+        self.outputs
+            .metrics
+            .synced(&outcome, [Family::V4, Family::V6], Extent::Full, took);
         self.tell_programmed(&outcome);
         self.note_failures(outcome);
+        self.tell_latencies();
         self.tell_health_checks();
         self.outputs.is_filled.send_replace(true);
         self.tell_ready();
@@ -246,6 +263,10 @@ impl<P: Plane> Agent<P> {
         let start = Instant::now();
         self.tell_changes_wait();
         let outcome = self.plane.apply(change);
+        self.outputs
+            .metrics
+            .synced(&outcome, families(change), Extent::Partial, start.elapsed());
+        self.without_local_endpoint.apply(change, self.cluster.state());
         for (name, service) in &change.services {
             match service {
                 Some(service) => tracing::debug!(
@@ -283,7 +304,6 @@ impl<P: Plane> Agent<P> {
     /// A family is programmed when the kernel took what it was asked for. That a map is full, which keeps
     /// some service ports as they were, is no reason to send traffic elsewhere or to start the agent anew.
     fn tell_programmed(&mut self, outcome: &Outcome) {
-        self.outputs.metrics.synced(outcome);
         self.last_sync = Some(Timestamp::now());
         self.has_progressed = true;
         let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
@@ -322,6 +342,13 @@ impl<P: Plane> Agent<P> {
         }
     }
 
+    /// All that was heard is in the kernel, but for what failed.
+    fn tell_latencies(&mut self) {
+        let failed = self.failures.keys().flatten();
+        self.awaited.tell(failed, &self.outputs.metrics);
+        self.outputs.metrics.nothing_pends();
+    }
+
     fn tell_changes_wait(&self) {
         self.outputs.health.changes_wait();
         self.outputs.metrics.changes_wait();
@@ -350,13 +377,15 @@ impl<P: Plane> Agent<P> {
                 .map(|it| remark(Some(it.service.to_string()), it.what))
                 .collect(),
         };
-        self.outputs.metrics.set(Totals {
+        self.without_local_endpoint.tell(&self.outputs.metrics);
+        self.outputs.metrics.set(&Totals {
             services: progress.services,
             service_ports: progress.service_ports,
             frontends: progress.frontends,
             failing: progress.failures.len(),
             unsupported: progress.unsupported.len(),
             ready: progress.ready,
+            fill: self.plane.fill(),
         });
         self.outputs.progress.send_replace(progress);
     }
@@ -384,6 +413,7 @@ impl<P: Plane> Agent<P> {
             ..Change::default()
         };
         self.apply(&change, "tried again");
+        self.tell_latencies();
     }
 
     fn tell_node_addresses(&self) {
@@ -432,6 +462,19 @@ impl<P: Plane> Agent<P> {
         }
         self.conflicts = conflicts;
     }
+}
+
+/// The families that a change is about. Those of the node and networks may be of either.
+fn families(change: &Change) -> BTreeSet<Family> {
+    let is_about_both =
+        change.node_port_addresses.is_some() || change.service_cidrs.is_some() || change.pod_cidrs.is_some();
+    if is_about_both {
+        return BTreeSet::from([Family::V4, Family::V6]);
+    }
+    let services = change.services.keys().map(|name| name.family);
+    services
+        .chain(change.cluster_ips.keys().map(|ip| Family::of(*ip)))
+        .collect()
 }
 
 fn tell_node_port_addresses(addresses: &BTreeSet<IpAddr>) {

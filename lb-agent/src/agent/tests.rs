@@ -1,5 +1,7 @@
 //! The loop, with a plane that writes down what it is asked.
 
+mod measured;
+
 use std::{
     num::NonZeroU16,
     sync::{Arc, Mutex},
@@ -10,6 +12,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::*;
 use crate::{
     desired::{Protocol, State},
+    metrics::Sources,
     model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
     plane::{
         PlaneError, PlaneName, Unsupported,
@@ -112,6 +115,7 @@ struct Running {
     health: ProxyHealth,
     health_checks: watch::Receiver<Wanted>,
     progress: watch::Receiver<Progress>,
+    metrics: Metrics,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
@@ -131,16 +135,18 @@ impl Running {
         let (check_sender, health_checks) = watch::channel(Wanted::default());
         let (progress_sender, progress) = watch::channel(Progress::default());
         let health = ProxyHealth::new();
+        let choice = Choice {
+            plane: PlaneName::Ebpf,
+            reason: Reason::Configured,
+        };
+        let metrics = Metrics::new(&choice, Sources::default());
         let outputs = Outputs {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
             is_filled: filled_sender,
             health: health.clone(),
             health_checks: check_sender,
-            metrics: Metrics::new(&Choice {
-                plane: PlaneName::Ebpf,
-                reason: Reason::Configured,
-            }),
+            metrics: metrics.clone(),
             progress: progress_sender,
         };
         let mut agent = Agent::new(plane.clone(), rules, outputs, Instant::now());
@@ -155,13 +161,14 @@ impl Running {
             health,
             health_checks,
             progress,
+            metrics,
             stop,
             task,
         }
     }
 
-    async fn send(&self, batch: Batch) {
-        self.batches.send(batch).await.unwrap();
+    async fn send(&self, events: Vec<Event>) {
+        self.batches.send(events.into()).await.unwrap();
     }
 
     async fn send_lists(&self, services: Vec<Service>) {
