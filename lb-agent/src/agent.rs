@@ -43,6 +43,9 @@ use crate::{
 /// Failures that a log line each is worth; more are one line together.
 const NAMED_FAILURES: usize = 5;
 
+/// What a change leaves unused rests before it is free: longer than that, in seconds.
+const SETTLED: u32 = 8;
+
 /// Where the agent hears of what happens.
 pub struct Inputs {
     /// Objects.
@@ -99,6 +102,8 @@ pub struct Agent<P> {
     last_sync: Option<Timestamp>,
     awaited: Awaited,
     without_local_endpoint: WithoutLocalEndpoint,
+    /// For how many seconds still.
+    settles_for: u32,
     /// What was told of the progress is not true any more.
     has_progressed: bool,
 }
@@ -121,6 +126,7 @@ impl<P: Plane> Agent<P> {
             last_sync: None,
             awaited: Awaited::new(Timestamp::now()),
             without_local_endpoint: WithoutLocalEndpoint::default(),
+            settles_for: 0,
             has_progressed: false,
         }
     }
@@ -143,6 +149,7 @@ impl<P: Plane> Agent<P> {
                     self.plane.tick();
                     self.tell_progress();
                 }
+                    self.tell_fill();
                 changed = inputs.links.changed() => {
                     if changed.is_err() {
                         bail!("the links of the node are not attended to any more");
@@ -309,6 +316,7 @@ impl<P: Plane> Agent<P> {
         let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
         if outcome.addresses.as_ref().is_some_and(is_refusal) {
             return;
+        self.settles_for = SETTLED;
         }
         for family in [Family::V4, Family::V6] {
             let mut failed = outcome.failed.iter().filter(|(name, _)| name.family == family);
@@ -359,6 +367,14 @@ impl<P: Plane> Agent<P> {
         if !std::mem::take(&mut self.has_progressed) {
             return;
         }
+    /// Tells how full the kernel's tables are, as long as they follow a change.
+    fn tell_fill(&mut self) {
+        if let Some(left) = self.settles_for.checked_sub(1) {
+            self.settles_for = left;
+            self.outputs.metrics.set_fill(self.plane.fill());
+        }
+    }
+
         let remark = |service: Option<String>, what: String| Remark { service, what };
         let failures = self.failures.iter();
         let progress = Progress {
@@ -378,14 +394,13 @@ impl<P: Plane> Agent<P> {
                 .collect(),
         };
         self.without_local_endpoint.tell(&self.outputs.metrics);
-        self.outputs.metrics.set(&Totals {
+        self.outputs.metrics.set(Totals {
             services: progress.services,
             service_ports: progress.service_ports,
             frontends: progress.frontends,
             failing: progress.failures.len(),
             unsupported: progress.unsupported.len(),
             ready: progress.ready,
-            fill: self.plane.fill(),
         });
         self.outputs.progress.send_replace(progress);
     }

@@ -48,7 +48,7 @@ use crate::{
     agent::links::Standings,
     desired::Family,
     objects::{Skipped, kube},
-    plane::{Outcome, PlaneName, choice::Choice},
+    plane::{Fill, Outcome, PlaneName, choice::Choice},
 };
 
 /// A moment in seconds since 1970.
@@ -193,8 +193,13 @@ impl Metrics {
     }
 
     /// How much there is now.
-    pub fn set(&self, totals: &Totals) {
+    pub fn set(&self, totals: Totals) {
         self.inventory.set(totals);
+    }
+
+    /// How full the kernel's tables are now.
+    pub fn set_fill(&self, fill: Vec<Fill>) {
+        self.inventory.set_fill(fill);
     }
 
     /// All of them, as OpenMetrics has it. May read the kernel's tables, which takes a while.

@@ -67,7 +67,7 @@ pub(super) const METRICS: &[Description] = &[
 ];
 
 /// How much there is.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
     /// Services.
     pub services: usize,
@@ -81,8 +81,6 @@ pub struct Totals {
     pub unsupported: usize,
     /// Whether a complete state is in the kernel.
     pub ready: bool,
-    /// How full its tables are.
-    pub fill: Vec<Fill>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
@@ -121,18 +119,23 @@ impl Inventory {
         metrics
     }
 
-    pub(super) fn set(&self, totals: &Totals) {
-        let set = |gauge: &Gauge, value: usize| gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+    pub(super) fn set(&self, totals: Totals) {
         set(&self.services, totals.services);
         set(&self.service_ports, totals.service_ports);
         set(&self.frontends, totals.frontends);
         set(&self.failing, totals.failing);
         set(&self.unsupported, totals.unsupported);
         set(&self.ready, usize::from(totals.ready));
-        for Fill { map, used, capacity } in &totals.fill {
-            let labels = Map { map };
-            set(&self.entries.get_or_create(&labels), *used);
-            set(&self.capacity.get_or_create(&labels), *capacity as usize);
+    }
+
+    pub(super) fn set_fill(&self, fill: Vec<Fill>) {
+        for Fill { map, used, capacity } in fill {
+            set(&self.entries.get_or_create(&Map { map }), used);
+            set(&self.capacity.get_or_create(&Map { map }), capacity as usize);
         }
     }
+}
+
+fn set(gauge: &Gauge, value: usize) {
+    gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::plane::{Fill, PlaneError, choice::Reason};
+use crate::plane::{PlaneError, choice::Reason};
 
 fn metrics() -> Metrics {
     metrics_of(Sources::default())
@@ -126,19 +126,19 @@ fn changes_pend_until_they_are_written_and_stay_counted() {
 #[test]
 fn what_there_is_is_told() {
     let metrics = metrics();
-    metrics.set(&Totals {
+    metrics.set(Totals {
         services: 2,
         service_ports: 3,
         frontends: 4,
         failing: 5,
         unsupported: 6,
         ready: true,
-        fill: vec![Fill {
-            map: "SLOTS",
-            used: 7,
-            capacity: 8,
-        }],
     });
+    metrics.set_fill(vec![Fill {
+        map: "SLOTS",
+        used: 7,
+        capacity: 8,
+    }]);
     metrics.set_without_local_endpoint(Family::V4, 9, 10);
     let local = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
     for (series, expected) in [
@@ -201,14 +201,12 @@ fn each_that_is_exposed_is_described_as_it_is() {
     metrics.programmed("Service", Duration::ZERO);
     metrics.network_programmed(Family::V4, 1.0);
     metrics.set_without_local_endpoint(Family::V4, 0, 0);
-    metrics.set(&Totals {
-        fill: vec![Fill {
-            map: "SLOTS",
-            used: 0,
-            capacity: 1,
-        }],
-        ..Totals::default()
-    });
+    metrics.set(Totals::default());
+    metrics.set_fill(vec![Fill {
+        map: "SLOTS",
+        used: 0,
+        capacity: 1,
+    }]);
     for extent in [Extent::Full, Extent::Partial] {
         metrics.synced(&Outcome::default(), [Family::V4], extent, Duration::ZERO);
     }

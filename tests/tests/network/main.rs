@@ -35,6 +35,7 @@ mod kube_proxy_leftovers;
 mod limits;
 mod links;
 mod matrix;
+mod metrics;
 mod monitor;
 mod offload;
 mod old_kernels;

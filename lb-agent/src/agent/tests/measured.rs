@@ -21,7 +21,6 @@ fn value(agent: &Running, series: &str) -> Option<f64> {
     line.map(|value| value.parse().unwrap())
 }
 
-#[track_caller]
 async fn becomes(agent: &Running, series: &str, expected: f64) {
     let until = Instant::now() + Duration::from_secs(10);
     while value(agent, series) != Some(expected) {
