@@ -31,11 +31,11 @@ use tokio::{
 
 use self::{external_ips::ExternalIps, latency::Awaited, local_policies::WithoutLocalEndpoint, retries::Retries};
 use crate::{
-    desired::{Change, Family, ServicePortName},
+    desired::{Change, Family, ServedBy, ServicePortName},
     health::{ProxyHealth, Wanted},
     metrics::{Extent, Metrics, Totals},
     model::{Cluster, Conflict, Kind, Rules},
-    objects::Batch,
+    objects::{Batch, kube},
     plane::{Outcome, Plane, PlaneError},
     status::{Progress, Remark},
 };
@@ -52,6 +52,8 @@ pub struct Inputs {
     pub batches: mpsc::Receiver<Batch>,
     /// Whether all links have been attended to that were there at the start.
     pub links: watch::Receiver<bool>,
+    /// The address of the API server that the objects come from, if they do: it cannot be one that they want served.
+    pub api_server: Option<IpAddr>,
 }
 
 /// What the agent tells others.
@@ -100,10 +102,10 @@ pub struct Agent<P> {
     /// Why, by service port; `None` is for addresses and networks.
     failures: BTreeMap<Option<ServicePortName>, String>,
     last_sync: Option<Timestamp>,
-    awaited: Awaited,
-    without_local_endpoint: WithoutLocalEndpoint,
     /// For how many seconds still.
     settles_for: u32,
+    awaited: Awaited,
+    without_local_endpoint: WithoutLocalEndpoint,
     /// What was told of the progress is not true any more.
     has_progressed: bool,
 }
@@ -124,15 +126,15 @@ impl<P: Plane> Agent<P> {
             failed_addresses: Retries::default(),
             failures: BTreeMap::new(),
             last_sync: None,
+            settles_for: 0,
             awaited: Awaited::new(Timestamp::now()),
             without_local_endpoint: WithoutLocalEndpoint::default(),
-            settles_for: 0,
             has_progressed: false,
         }
     }
 
-    /// Works until `stop` is. Fails if a source ends, which it never does by itself, or if the plane
-    /// cannot take the place of an earlier one, which a new start may mend.
+    /// Works until `stop` is. Fails if a source ends, which it never does by itself, if the plane cannot take the place
+    /// of an earlier one, which a new start may mend, or if the way to the API server leads through what it is to serve.
     ///
     /// The plane is called on the thread that runs this, and blocks it: nothing else of the agent
     /// needs it, and what comes in meanwhile is the next batch.
@@ -147,9 +149,9 @@ impl<P: Plane> Agent<P> {
                 () = &mut stop => return Ok(()),
                 _ = second.tick() => {
                     self.plane.tick();
+                    self.tell_fill();
                     self.tell_progress();
                 }
-                    self.tell_fill();
                 changed = inputs.links.changed() => {
                     if changed.is_err() {
                         bail!("the links of the node are not attended to any more");
@@ -165,7 +167,7 @@ impl<P: Plane> Agent<P> {
                     while let Ok(batch) = inputs.batches.try_recv() {
                         self.note(batch);
                     }
-                    self.sync()?;
+                    self.sync(inputs.api_server)?;
                 }
                 () = sleep_until(retry), if retry.is_some() => self.retry(),
             }
@@ -187,7 +189,7 @@ impl<P: Plane> Agent<P> {
     }
 
     /// Brings the kernel up to date with the objects.
-    fn sync(&mut self) -> anyhow::Result<()> {
+    fn sync(&mut self, api_server: Option<IpAddr>) -> anyhow::Result<()> {
         self.tell_node_addresses();
         if let Some(node) = self.cluster.node() {
             self.outputs.health.set_node_eligible(!node.is_leaving);
@@ -203,19 +205,22 @@ impl<P: Plane> Agent<P> {
             self.tell_latencies();
             self.tell_health_checks();
         } else if self.cluster.is_complete() {
-            self.first_sync()?;
+            self.first_sync(api_server)?;
         } else {
             tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");
         }
         Ok(())
     }
 
-    fn first_sync(&mut self) -> anyhow::Result<()> {
+    fn first_sync(&mut self, api_server: Option<IpAddr>) -> anyhow::Result<()> {
         let start = Instant::now();
         let change = self.cluster.take_change();
         self.tell_conflicts();
         self.tell_families(&change);
         let state = self.cluster.state();
+        if let Some(ip) = api_server.filter(|ip| state.cluster_ips.get(ip) == Some(&ServedBy::Us)) {
+            return Err(kube::Loop::ClusterIp(ip).into());
+        }
         tell_node_port_addresses(&state.node_port_addresses);
         self.tell_changes_wait();
         let outcome = self.plane.replace(state)?;
@@ -311,12 +316,12 @@ impl<P: Plane> Agent<P> {
     /// A family is programmed when the kernel took what it was asked for. That a map is full, which keeps
     /// some service ports as they were, is no reason to send traffic elsewhere or to start the agent anew.
     fn tell_programmed(&mut self, outcome: &Outcome) {
+        self.settles_for = SETTLED;
         self.last_sync = Some(Timestamp::now());
         self.has_progressed = true;
         let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
         if outcome.addresses.as_ref().is_some_and(is_refusal) {
             return;
-        self.settles_for = SETTLED;
         }
         for family in [Family::V4, Family::V6] {
             let mut failed = outcome.failed.iter().filter(|(name, _)| name.family == family);
@@ -362,11 +367,6 @@ impl<P: Plane> Agent<P> {
         self.outputs.metrics.changes_wait();
     }
 
-    /// Tells how far it has come, if that has changed.
-    fn tell_progress(&mut self) {
-        if !std::mem::take(&mut self.has_progressed) {
-            return;
-        }
     /// Tells how full the kernel's tables are, as long as they follow a change.
     fn tell_fill(&mut self) {
         if let Some(left) = self.settles_for.checked_sub(1) {
@@ -375,6 +375,11 @@ impl<P: Plane> Agent<P> {
         }
     }
 
+    /// Tells how far it has come, if that has changed.
+    fn tell_progress(&mut self) {
+        if !std::mem::take(&mut self.has_progressed) {
+            return;
+        }
         let remark = |service: Option<String>, what: String| Remark { service, what };
         let failures = self.failures.iter();
         let progress = Progress {

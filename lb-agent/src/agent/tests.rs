@@ -3,6 +3,7 @@
 mod measured;
 
 use std::{
+    net::Ipv4Addr,
     num::NonZeroU16,
     sync::{Arc, Mutex},
 };
@@ -32,6 +33,9 @@ struct Record {
 
 /// How many the plane says to have.
 const FRONTENDS: usize = 7;
+
+/// Where the objects come from.
+const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 250));
 
 /// What the plane is to refuse so that it cannot write addresses. No name of a service.
 const ADDRESSES: &str = "the addresses";
@@ -150,7 +154,11 @@ impl Running {
             progress: progress_sender,
         };
         let mut agent = Agent::new(plane.clone(), rules, outputs, Instant::now());
-        let inputs = Inputs { batches, links };
+        let inputs = Inputs {
+            batches,
+            links,
+            api_server: Some(API_SERVER),
+        };
         let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
         Self {
             plane,
@@ -346,6 +354,17 @@ async fn those_at_the_links_are_told_when_the_plane_holds_a_complete_state() {
     agent.send_lists(Vec::new()).await;
     agent.is_filled.changed().await.unwrap();
     assert_eq!(agent.plane.calls(), ["replace "]);
+}
+
+#[tokio::test]
+async fn it_ends_before_it_writes_anything_if_the_api_server_is_asked_for_through_a_service() {
+    let agent = Running::start();
+    agent
+        .send_lists(vec![service("a", 1), service("kubernetes", 250)])
+        .await;
+    let error = agent.task.await.unwrap().unwrap_err();
+    assert_eq!(error.downcast_ref(), Some(&kube::Loop::ClusterIp(API_SERVER)));
+    assert_eq!(agent.plane.calls(), [""; 0]);
 }
 
 #[tokio::test]

@@ -160,6 +160,7 @@ async fn serve_objects(
     } = objects;
     let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
     announce(&choice, &config.node_name, &source, server.as_ref(), status);
+    let api_server = server.as_ref().and_then(kube::ApiServer::address);
     tokio::spawn(warn_of_kube_proxy(config.node_name.clone(), server));
     let (progress, told_progress) = watch::channel(Progress::default());
     tokio::spawn(keep_status(status.clone(), told_progress));
@@ -218,6 +219,7 @@ async fn serve_objects(
         progress,
     };
     let inputs = Inputs {
+        api_server,
         batches,
         links: served_links.all,
     };

@@ -4,12 +4,16 @@ mod backoff;
 mod client;
 mod connection;
 mod events;
+mod own_service;
 mod pace;
+mod server_url;
 mod watch;
 mod watches;
 
 pub use client::{ApiServer, ApiServerOptions};
 pub use events::{NodeEvent, tell};
+pub use own_service::Loop;
+pub use server_url::ServerUrl;
 pub use watches::{Outage, WatchState, Watches};
 
 use kube::runtime::watcher;

@@ -91,7 +91,7 @@ impl Watched {
         let line = Line::to(cluster.url().trim_start_matches("https://").parse().unwrap());
         let options = ApiServerOptions {
             kubeconfig: Some(cluster.kubeconfig_agent()),
-            url: Some(format!("https://{}", line.at)),
+            url: Some(format!("https://{}", line.at).into()),
         };
         let (sender, batches) = objects::channel();
         let watches = line.runtime.block_on(async {
