@@ -155,7 +155,7 @@ fn encode_occupancy(occupancy: &Occupancy, encoder: &mut DescriptorEncoder<'_>) 
             FlowState::Closing => "closing",
         };
         flows.push((
-            vec![("protocol", protocol.clone().into()), ("state", state.into())],
+            vec![("protocol", protocol.clone()), ("state", state.into())],
             *count as f64,
         ));
     }

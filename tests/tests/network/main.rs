@@ -34,6 +34,7 @@ mod ipvs_rules;
 mod kube_proxy_leftovers;
 mod limits;
 mod links;
+mod logs;
 mod matrix;
 mod metrics;
 mod monitor;
