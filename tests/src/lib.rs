@@ -14,7 +14,7 @@
 //! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
-//! * [`agent`], [`usage`]: the agent under test, and what it uses.
+//! * [`agent`], [`usage`], [`http`], [`exposition`]: the agent under test, what it uses and what it tells.
 //! * [`ipvs`], [`nft`], [`without_bpf`]: what the kernel's IPVS and packet filter hold, and a process that may load no
 //!   program.
 //! * [`container`]: the agent in its image, with what a container runtime leaves it.
@@ -54,6 +54,7 @@ pub mod client;
 pub mod container;
 pub mod controlplane;
 pub mod ethtool;
+pub mod exposition;
 pub mod foreign;
 pub mod fuzz;
 pub mod hooks;
