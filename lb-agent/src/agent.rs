@@ -9,7 +9,9 @@
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
 mod external_ips;
+mod latency;
 pub mod links;
+mod local_policies;
 mod retries;
 #[cfg(test)]
 mod tests;
@@ -27,13 +29,13 @@ use tokio::{
     time::{self, MissedTickBehavior},
 };
 
-use self::{external_ips::ExternalIps, retries::Retries};
+use self::{external_ips::ExternalIps, latency::Awaited, local_policies::WithoutLocalEndpoint, retries::Retries};
 use crate::{
-    desired::{Change, Family, ServicePortName},
+    desired::{Change, Family, ServedBy, ServicePortName},
     health::{ProxyHealth, Wanted},
-    metrics::{Metrics, Totals},
+    metrics::{Extent, Metrics, Totals},
     model::{Cluster, Conflict, Kind, Rules},
-    objects::Batch,
+    objects::{Batch, kube},
     plane::{Outcome, Plane, PlaneError},
     status::{Progress, Remark},
 };
@@ -41,12 +43,17 @@ use crate::{
 /// Failures that a log line each is worth; more are one line together.
 const NAMED_FAILURES: usize = 5;
 
+/// What a change leaves unused rests before it is free: longer than that, in seconds.
+const SETTLED: u32 = 8;
+
 /// Where the agent hears of what happens.
 pub struct Inputs {
     /// Objects.
     pub batches: mpsc::Receiver<Batch>,
     /// Whether all links have been attended to that were there at the start.
     pub links: watch::Receiver<bool>,
+    /// The address of the API server that the objects come from, if they do: it cannot be one that they want served.
+    pub api_server: Option<IpAddr>,
 }
 
 /// What the agent tells others.
@@ -95,6 +102,10 @@ pub struct Agent<P> {
     /// Why, by service port; `None` is for addresses and networks.
     failures: BTreeMap<Option<ServicePortName>, String>,
     last_sync: Option<Timestamp>,
+    /// For how many seconds still.
+    settles_for: u32,
+    awaited: Awaited,
+    without_local_endpoint: WithoutLocalEndpoint,
     /// What was told of the progress is not true any more.
     has_progressed: bool,
 }
@@ -115,12 +126,15 @@ impl<P: Plane> Agent<P> {
             failed_addresses: Retries::default(),
             failures: BTreeMap::new(),
             last_sync: None,
+            settles_for: 0,
+            awaited: Awaited::new(Timestamp::now()),
+            without_local_endpoint: WithoutLocalEndpoint::default(),
             has_progressed: false,
         }
     }
 
-    /// Works until `stop` is. Fails if a source ends, which it never does by itself, or if the plane
-    /// cannot take the place of an earlier one, which a new start may mend.
+    /// Works until `stop` is. Fails if a source ends, which it never does by itself, if the plane cannot take the place
+    /// of an earlier one, which a new start may mend, or if the way to the API server leads through what it is to serve.
     ///
     /// The plane is called on the thread that runs this, and blocks it: nothing else of the agent
     /// needs it, and what comes in meanwhile is the next batch.
@@ -135,6 +149,7 @@ impl<P: Plane> Agent<P> {
                 () = &mut stop => return Ok(()),
                 _ = second.tick() => {
                     self.plane.tick();
+                    self.tell_fill();
                     self.tell_progress();
                 }
                 changed = inputs.links.changed() => {
@@ -152,7 +167,7 @@ impl<P: Plane> Agent<P> {
                     while let Ok(batch) = inputs.batches.try_recv() {
                         self.note(batch);
                     }
-                    self.sync()?;
+                    self.sync(inputs.api_server)?;
                 }
                 () = sleep_until(retry), if retry.is_some() => self.retry(),
             }
@@ -160,17 +175,21 @@ impl<P: Plane> Agent<P> {
     }
 
     fn note(&mut self, batch: Batch) {
+        let heard = batch.heard;
         for event in batch {
+            self.awaited.note(&event, heard);
             let external_ips = self.external_ips.as_mut();
             for service in external_ips.map(|them| them.note(&event)).unwrap_or_default() {
                 tracing::warn!(%service, "has externalIPs, which Kubernetes deprecates");
             }
             self.cluster.apply(event);
         }
+        let changes = self.awaited.take_changes();
+        self.outputs.metrics.changed(changes.services, changes.slices);
     }
 
     /// Brings the kernel up to date with the objects.
-    fn sync(&mut self) -> anyhow::Result<()> {
+    fn sync(&mut self, api_server: Option<IpAddr>) -> anyhow::Result<()> {
         self.tell_node_addresses();
         if let Some(node) = self.cluster.node() {
             self.outputs.health.set_node_eligible(!node.is_leaving);
@@ -183,24 +202,30 @@ impl<P: Plane> Agent<P> {
                 tell_node_port_addresses(addresses);
             }
             self.apply(&change, "synced");
+            self.tell_latencies();
             self.tell_health_checks();
         } else if self.cluster.is_complete() {
-            self.first_sync()?;
+            self.first_sync(api_server)?;
         } else {
             tracing::debug!(awaited = ?self.cluster.awaited(), "lists are not complete yet");
         }
         Ok(())
     }
 
-    fn first_sync(&mut self) -> anyhow::Result<()> {
+    fn first_sync(&mut self, api_server: Option<IpAddr>) -> anyhow::Result<()> {
         let start = Instant::now();
         let change = self.cluster.take_change();
         self.tell_conflicts();
         self.tell_families(&change);
         let state = self.cluster.state();
+        if let Some(ip) = api_server.filter(|ip| state.cluster_ips.get(ip) == Some(&ServedBy::Us)) {
+            return Err(kube::Loop::ClusterIp(ip).into());
+        }
         tell_node_port_addresses(&state.node_port_addresses);
         self.tell_changes_wait();
         let outcome = self.plane.replace(state)?;
+        self.without_local_endpoint.replace(state);
+        let took = start.elapsed();
         self.first_sync = Some(FirstSync {
             services: self.cluster.services(),
             service_ports: state.services.len(),
@@ -209,8 +234,12 @@ impl<P: Plane> Agent<P> {
             writes: outcome.writes,
             milliseconds: milliseconds(start),
         });
+        self.outputs
+            .metrics
+            .synced(&outcome, [Family::V4, Family::V6], Extent::Full, took);
         self.tell_programmed(&outcome);
         self.note_failures(outcome);
+        self.tell_latencies();
         self.tell_health_checks();
         self.outputs.is_filled.send_replace(true);
         self.tell_ready();
@@ -246,6 +275,10 @@ impl<P: Plane> Agent<P> {
         let start = Instant::now();
         self.tell_changes_wait();
         let outcome = self.plane.apply(change);
+        self.outputs
+            .metrics
+            .synced(&outcome, families(change), Extent::Partial, start.elapsed());
+        self.without_local_endpoint.apply(change, self.cluster.state());
         for (name, service) in &change.services {
             match service {
                 Some(service) => tracing::debug!(
@@ -283,7 +316,7 @@ impl<P: Plane> Agent<P> {
     /// A family is programmed when the kernel took what it was asked for. That a map is full, which keeps
     /// some service ports as they were, is no reason to send traffic elsewhere or to start the agent anew.
     fn tell_programmed(&mut self, outcome: &Outcome) {
-        self.outputs.metrics.synced(outcome);
+        self.settles_for = SETTLED;
         self.last_sync = Some(Timestamp::now());
         self.has_progressed = true;
         let is_refusal = |error: &PlaneError| matches!(error, PlaneError::Kernel { .. });
@@ -322,9 +355,24 @@ impl<P: Plane> Agent<P> {
         }
     }
 
+    /// All that was heard is in the kernel, but for what failed.
+    fn tell_latencies(&mut self) {
+        let failed = self.failures.keys().flatten();
+        self.awaited.tell(failed, &self.outputs.metrics);
+        self.outputs.metrics.nothing_pends();
+    }
+
     fn tell_changes_wait(&self) {
         self.outputs.health.changes_wait();
         self.outputs.metrics.changes_wait();
+    }
+
+    /// Tells how full the kernel's tables are, as long as they follow a change.
+    fn tell_fill(&mut self) {
+        if let Some(left) = self.settles_for.checked_sub(1) {
+            self.settles_for = left;
+            self.outputs.metrics.set_fill(self.plane.fill());
+        }
     }
 
     /// Tells how far it has come, if that has changed.
@@ -350,6 +398,7 @@ impl<P: Plane> Agent<P> {
                 .map(|it| remark(Some(it.service.to_string()), it.what))
                 .collect(),
         };
+        self.without_local_endpoint.tell(&self.outputs.metrics);
         self.outputs.metrics.set(Totals {
             services: progress.services,
             service_ports: progress.service_ports,
@@ -384,6 +433,7 @@ impl<P: Plane> Agent<P> {
             ..Change::default()
         };
         self.apply(&change, "tried again");
+        self.tell_latencies();
     }
 
     fn tell_node_addresses(&self) {
@@ -432,6 +482,19 @@ impl<P: Plane> Agent<P> {
         }
         self.conflicts = conflicts;
     }
+}
+
+/// The families that a change is about. Those of the node and networks may be of either.
+fn families(change: &Change) -> BTreeSet<Family> {
+    let is_about_both =
+        change.node_port_addresses.is_some() || change.service_cidrs.is_some() || change.pod_cidrs.is_some();
+    if is_about_both {
+        return BTreeSet::from([Family::V4, Family::V6]);
+    }
+    let services = change.services.keys().map(|name| name.family);
+    services
+        .chain(change.cluster_ips.keys().map(|ip| Family::of(*ip)))
+        .collect()
 }
 
 fn tell_node_port_addresses(addresses: &BTreeSet<IpAddr>) {

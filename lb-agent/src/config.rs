@@ -20,7 +20,7 @@ mod tests;
 mod values;
 
 pub use self::{
-    arguments::Arguments,
+    arguments::{Arguments, Layers},
     bind_address::{BindAddress, InvalidBindAddress},
     detect_local::DetectLocalMode,
     given::Given,

@@ -77,11 +77,12 @@ fn bind(address: SocketAddr, is_only_v6: bool) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Answers a request for a path, whatever its method. When this is dropped, nobody listens any more and
+/// Answers a request for a path, whatever its method. A request that takes long holds up its connection only. When this is dropped, nobody listens any more and
 /// the connections are closed.
-pub(crate) async fn serve<A>(listener: TcpListener, answer: A) -> Infallible
+pub(crate) async fn serve<A, F>(listener: TcpListener, answer: A) -> Infallible
 where
-    A: Fn(&str) -> Response<String> + Clone + Send + 'static,
+    A: Fn(String) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<String>> + Send,
 {
     let mut connections = JoinSet::new();
     loop {
@@ -90,8 +91,8 @@ where
                 Ok((stream, _)) => {
                     let answer = answer.clone();
                     let service = service_fn(move |request: Request<Incoming>| {
-                        let response = answer(request.uri().path());
-                        async { Ok::<_, Infallible>(response) }
+                        let response = answer(request.uri().path().to_owned());
+                        async { Ok::<_, Infallible>(response.await) }
                     });
                     // With a timer, a client that never completes its request is not waited for.
                     // Headers are spelled as kube-proxy's, should somebody look for them by letter.

@@ -10,12 +10,41 @@ pub mod folder;
 pub mod kube;
 mod skipped;
 
+pub use skipped::Skipped;
+
+use std::{time::Instant, vec};
+
 use tokio::sync::mpsc;
 
 use crate::model::Event;
 
 /// What happened at once. A batch is never split over two changes of the desired state.
-pub type Batch = Vec<Event>;
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// What happened.
+    pub events: Vec<Event>,
+    /// When it was heard of, from which on it is waited for.
+    pub heard: Instant,
+}
+
+impl From<Vec<Event>> for Batch {
+    /// Heard of now.
+    fn from(events: Vec<Event>) -> Self {
+        Self {
+            events,
+            heard: Instant::now(),
+        }
+    }
+}
+
+impl IntoIterator for Batch {
+    type Item = Event;
+    type IntoIter = vec::IntoIter<Event>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.events.into_iter()
+    }
+}
 
 /// How many batches may wait for the agent before a source has to.
 const CAPACITY: usize = 1024;

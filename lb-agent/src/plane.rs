@@ -64,6 +64,11 @@ pub trait Plane {
     /// How many frontends of ours the kernel holds.
     fn frontends(&self) -> usize;
 
+    /// How full those of its tables are that refuse a change when they are.
+    fn fill(&self) -> Vec<Fill> {
+        Vec::new()
+    }
+
     /// What of the desired state it cannot express. Whatever it does instead is told here, never done in silence.
     fn unsupported(&self) -> Vec<Unsupported> {
         Vec::new()
@@ -87,9 +92,24 @@ impl<P: Plane + ?Sized> Plane for Box<P> {
         (**self).frontends()
     }
 
+    fn fill(&self) -> Vec<Fill> {
+        (**self).fill()
+    }
+
     fn unsupported(&self) -> Vec<Unsupported> {
         (**self).unsupported()
     }
+}
+
+/// How full a table in the kernel is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fill {
+    /// Its name.
+    pub map: &'static str,
+    /// Rows in use, those included that rest before they are used again.
+    pub used: usize,
+    /// How many there may be.
+    pub capacity: u32,
 }
 
 /// Something that is desired of a service port and that a plane has no way to do.
@@ -206,6 +226,19 @@ pub enum PlaneError {
 }
 
 impl PlaneError {
+    /// The words for its kinds.
+    pub const KINDS: [&str; 3] = ["map_full", "kernel", "foreign"];
+
+    /// The word for its kind, for those who count.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::MapFull { .. } => Self::KINDS[0],
+            Self::Kernel { .. } => Self::KINDS[1],
+            Self::Foreign { .. } => Self::KINDS[2],
+        }
+    }
+
     /// The kernel's answer to something that was tried.
     pub fn kernel(what: impl Into<String>, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Kernel {

@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{plane::choice::Choice, run_dir};
+use crate::{objects::kube::Outage, plane::choice::Choice, run_dir};
 
 /// The name of the file.
 const FILE: &str = "status.json";
@@ -39,6 +39,9 @@ pub struct Status {
     /// How far it has come.
     #[serde(flatten)]
     pub progress: Progress,
+    /// That the API server cannot be watched. Its last word stays in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outage: Option<Outage>,
     /// Why it ended by itself, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
@@ -82,7 +85,7 @@ pub struct Remark {
 pub enum State {
     /// As it should be.
     Ready,
-    /// An agent runs, and has not come so far, or failed at something.
+    /// An agent runs, and has not come so far, or failed at something, or cannot watch its API server.
     Degraded,
     /// No agent runs. What was programmed serves on.
     NotRunning,
@@ -114,7 +117,9 @@ impl Seen {
         };
         let state = match &status {
             _ if !is_running => State::NotRunning,
-            Some(status) if status.progress.ready && status.progress.failures.is_empty() => State::Ready,
+            Some(Status {
+                progress, outage: None, ..
+            }) if progress.ready && progress.failures.is_empty() => State::Ready,
             _ => State::Degraded,
         };
         Ok(Self { state, status })
@@ -138,6 +143,7 @@ impl StatusFile {
             since: Timestamp::now(),
             plane: None,
             progress: Progress::default(),
+            outage: None,
             failed: None,
         };
         let file = Self {

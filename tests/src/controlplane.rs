@@ -217,6 +217,13 @@ impl ControlPlane {
             .map(drop)
     }
 
+    /// Has the server say what it makes of a manifest, down to fields that it does not know, as the administrator. Changes
+    /// nothing.
+    pub fn try_apply(&self, yaml: &str) -> Result<()> {
+        let args = ["apply", "--dry-run=server", "--validate=strict", "-f", "-"];
+        self.kubectl.run(&self.kubeconfig_admin(), &args, Some(yaml)).map(drop)
+    }
+
     /// Makes objects that are there exactly what a manifest says, as the administrator.
     pub fn replace(&self, yaml: &str) -> Result<()> {
         self.kubectl

@@ -14,9 +14,10 @@
 //! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
-//! * [`agent`], [`usage`]: the agent under test, and what it uses.
+//! * [`agent`], [`usage`], [`http`], [`exposition`]: the agent under test, what it uses and what it tells.
 //! * [`ipvs`], [`nft`], [`without_bpf`]: what the kernel's IPVS and packet filter hold, and a process that may load no
 //!   program.
+//! * [`container`]: the agent in its image, with what a container runtime leaves it.
 //! * [`hooks`], [`foreign`], [`churn`]: programs on links, those of others, and links that come and go fast.
 //! * [`stage`], [`matrix`]: all of that together, and every kind of connection in it. The demo and tests share these.
 //!
@@ -50,8 +51,10 @@ pub mod capture;
 pub mod cgroup;
 pub mod churn;
 pub mod client;
+pub mod container;
 pub mod controlplane;
 pub mod ethtool;
+pub mod exposition;
 pub mod foreign;
 pub mod fuzz;
 pub mod hooks;

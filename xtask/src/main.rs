@@ -8,10 +8,14 @@ mod bench;
 mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
+mod chart;
 mod compatibility;
 mod controlplane_build;
 mod count;
+mod go;
+mod image;
 mod lab;
+mod libraries;
 mod lint;
 mod object;
 mod packages;
@@ -50,6 +54,10 @@ enum Verb {
     Lint,
     /// Run the tests
     Test(test::Args),
+    /// Build the OCI image of the agent
+    Image(image::Args),
+    /// Check the Helm chart, and write the manifests in deploy/ that it renders
+    Chart,
     /// Write docs/compatibility.md from the last runs of the tests on each kernel
     Compatibility,
     /// Show Services at work on two nodes made of network namespaces (`demo --help` for more)
@@ -79,6 +87,8 @@ fn main() -> ExitCode {
         Verb::BuildEbpf(args) => build_ebpf::run(args),
         Verb::Lint => lint::run(),
         Verb::Test(args) => test::run(args),
+        Verb::Image(args) => image::run(args),
+        Verb::Chart => chart::run(),
         Verb::Compatibility => compatibility::run(),
         Verb::Demo(args) => lab::run(&lab::DEMO, args.all(), &[]),
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all(), &[]),

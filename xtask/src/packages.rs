@@ -37,6 +37,30 @@ pub const IPVSADM: Package = Package {
     why: "a look at the kernel's IPVS",
 };
 
+/// What the image is made of and with, beyond `nft`.
+pub const IMAGE: [Package; 4] = [
+    Package {
+        program: "xtables-nft-multi",
+        package: "iptables",
+        why: "cleaning up after a kube-proxy",
+    },
+    Package {
+        program: "ipset",
+        package: "ipset",
+        why: "cleaning up after a kube-proxy",
+    },
+    Package {
+        program: "update-ca-certificates",
+        package: "ca-certificates",
+        why: "the certificate authorities of the image",
+    },
+    Package {
+        program: "strip",
+        package: "binutils",
+        why: "an image without debug information",
+    },
+];
+
 /// What a virtual machine with another kernel needs.
 pub const MACHINE: [Package; 4] = [
     IPVSADM,

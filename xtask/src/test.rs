@@ -12,7 +12,7 @@ use crate::count::Count;
 use crate::plane::Plane;
 use crate::results::Results;
 use crate::vm::{self, Job, Line, Memory, Program};
-use crate::{build_ebpf, compatibility, lab, packages, run, setup, workspace};
+use crate::{build_ebpf, chart, compatibility, image, lab, packages, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// How parity runs in a guest: in the mode that decides.
@@ -31,12 +31,20 @@ pub enum Suite {
     Network,
     /// The same behind a real API server
     Controlplane,
+    /// The image with the agent in it, and the Helm chart
+    Deploy,
     /// A comparison with the real kube-proxy, on another kernel; here `cargo xtask parity` makes it
     Parity,
 }
 
 impl Suite {
-    const ALL: [Self; 4] = [Self::Unit, Self::Packet, Self::Network, Self::Controlplane];
+    const ALL: [Self; 5] = [
+        Self::Unit,
+        Self::Packet,
+        Self::Network,
+        Self::Controlplane,
+        Self::Deploy,
+    ];
 
     /// Those whose outcome is the kernel's too, and which therefore run on others.
     pub fn on_kernels(plane: Plane) -> &'static [Self] {
@@ -54,6 +62,7 @@ impl Suite {
             Self::Packet => &["--test", "packet"],
             Self::Network => &["--test", "network"],
             Self::Controlplane => &["--test", "controlplane"],
+            Self::Deploy => &["--test", "deploy"],
             Self::Parity => &[],
         }
     }
@@ -65,6 +74,7 @@ impl Suite {
             Self::Packet => "packet",
             Self::Network => "network",
             Self::Controlplane => "controlplane",
+            Self::Deploy => "deploy",
             Self::Parity => "parity",
         }
     }
@@ -134,7 +144,16 @@ fn run_here(args: &Args) -> Result<()> {
         setup::packages(&[packages::IPTABLES])?;
         controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
     }
+    if suites.contains(&Suite::Deploy) {
+        controlplane_build::build(&workspace::tools_dir()?, Component::FOR_TESTS)?;
+    }
     lab::build(lab::Profile::Dev)?;
+    let mut environment = Vec::new();
+    if suites.contains(&Suite::Deploy) {
+        let image = image::folder()?.join("lb-agent-test.tar");
+        image::write(lab::Profile::Dev, "localhost/lb-agent:test", &image)?;
+        environment = vec![("LB_IMAGE", image), ("LB_HELM", chart::helm(&workspace::tools_dir()?)?)];
+    }
 
     // Always the default members with the same features, so that no suite makes cargo compile anything twice.
     let mut cargo = workspace::cargo("test");
@@ -146,6 +165,7 @@ fn run_here(args: &Args) -> Result<()> {
     let color = if io::stdout().is_terminal() { "always" } else { "never" };
     cargo.args(["--", "--color", color]).args(&args.runner);
     lab::set_env(&mut cargo, lab::Profile::Dev)?;
+    cargo.envs(environment);
     let mut count = Count::default();
     let status = run::show_and_read(&mut cargo, LIMIT, &mut io::stdout(), |line| count.read(line))?;
     println!("\n{count}");

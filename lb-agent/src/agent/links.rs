@@ -7,6 +7,8 @@
 //! and time is spent on links only so fast ([`Budget`]). Where many come the plane takes its quickest way
 //! ([`Pace::Hurried`]), and those that have stayed have another turn once it is quiet.
 
+mod standings;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io, thread,
@@ -17,6 +19,8 @@ use tokio::{
     sync::{mpsc, watch},
     task::yield_now,
 };
+
+pub use standings::{Standing, Standings};
 
 use super::{retries::Retries, sleep_until};
 use crate::{
@@ -40,6 +44,8 @@ pub struct Served {
     pub paths: watch::Receiver<BTreeMap<u32, Link>>,
     /// The first pod's link that was a port of a bridge.
     pub bridge_port: watch::Receiver<Option<Link>>,
+    /// How all of them stand.
+    pub standings: watch::Receiver<Standings>,
 }
 
 /// Attends to links on a new thread until the notices end, or the process does. `is_filled` is whether the
@@ -52,16 +58,30 @@ pub fn start<P: LinkPlane + Send + 'static>(
     let (all_served, all) = watch::channel(false);
     let (paths_sender, paths) = watch::channel(BTreeMap::new());
     let (bridge_port_sender, bridge_port) = watch::channel(None);
+    let (standings_sender, standings) = watch::channel(Standings::default());
+    let told = Told {
+        paths: paths_sender,
+        bridge_port: bridge_port_sender,
+        standings: standings_sender,
+    };
     // Only to wait on channels and for time: no input or output.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
-    thread::Builder::new().name("links".to_owned()).spawn(move || {
-        runtime.block_on(Links::new(plane, paths_sender, bridge_port_sender).run(notices, is_filled, all_served))
-    })?;
+    thread::Builder::new()
+        .name("links".to_owned())
+        .spawn(move || runtime.block_on(Links::new(plane, told).run(notices, is_filled, all_served)))?;
     Ok(Served {
         all,
         paths,
         bridge_port,
+        standings,
     })
+}
+
+/// Where the same is told.
+struct Told {
+    paths: watch::Sender<BTreeMap<u32, Link>>,
+    bridge_port: watch::Sender<Option<Link>>,
+    standings: watch::Sender<Standings>,
 }
 
 /// What is known of the links, and whose turn it is.
@@ -71,9 +91,7 @@ struct Links<P> {
     budget: Budget,
     /// Those that take part.
     known: BTreeMap<u32, Link>,
-    /// Those of them that are not pods'.
-    paths: watch::Sender<BTreeMap<u32, Link>>,
-    bridge_port: watch::Sender<Option<Link>>,
+    told: Told,
     failed: Retries<u32>,
     /// By index, the last event of each link that the plane put off until it is filled.
     waiting: BTreeMap<u32, LinkEvent>,
@@ -158,11 +176,10 @@ impl Budget {
 
 impl<P: LinkPlane> Links<P> {
     /// None known yet.
-    fn new(plane: P, paths: watch::Sender<BTreeMap<u32, Link>>, bridge_port: watch::Sender<Option<Link>>) -> Self {
+    fn new(plane: P, told: Told) -> Self {
         Self {
             plane,
-            paths,
-            bridge_port,
+            told,
             turns: Turns::default(),
             budget: Budget::new(Instant::now()),
             known: BTreeMap::new(),
@@ -257,12 +274,13 @@ impl<P: LinkPlane> Links<P> {
             && link.role == Role::Pod
             && link.bridge.is_some()
         {
-            self.bridge_port
+            self.told
+                .bridge_port
                 .send_if_modified(|port| port.is_none() && port.replace(link.clone()).is_none());
         }
         let path = link.filter(|link| link.role != Role::Pod);
         if path.is_some() || before.is_some_and(|link| link.role != Role::Pod) {
-            self.paths.send_modify(|paths| match path {
+            self.told.paths.send_modify(|paths| match path {
                 Some(path) => drop(paths.insert(index, path)),
                 None => drop(paths.remove(&index)),
             });
@@ -330,6 +348,7 @@ impl<P: LinkPlane> Links<P> {
             self.failed.forget(&index);
         }
         self.hasty.remove(&index);
+        self.tell_standing(&event, result.as_ref().ok());
         match (event, result) {
             (event, Ok(LinkState::Waiting)) => {
                 tracing::debug!(index, "link stays as it is until there are complete lists");
@@ -358,6 +377,22 @@ impl<P: LinkPlane> Links<P> {
             (LinkEvent::Gone { .. }, Err(error)) => tracing::debug!(index, "{error}"),
         }
         self.first.remove(&index);
+    }
+
+    /// `state` is what it is to the plane, unless that failed.
+    fn tell_standing(&self, event: &LinkEvent, state: Option<&LinkState>) {
+        let standing = match state {
+            Some(LinkState::Served) => Some(Standing::Served),
+            Some(LinkState::ServedInHaste) => Some(Standing::ServedInHaste),
+            Some(LinkState::Waiting) => Some(Standing::Waiting),
+            Some(LinkState::LeftAlone) => Some(Standing::LeftAlone),
+            Some(LinkState::Gone) => None,
+            None => Some(Standing::Failed),
+        };
+        self.told.standings.send_modify(|standings| match (event, standing) {
+            (LinkEvent::Is(link), Some(standing)) => standings.set(link.index, link.role, standing),
+            (LinkEvent::Is(_), None) | (LinkEvent::Gone { .. }, _) => standings.remove(event.index()),
+        });
     }
 
     fn tell_served(&mut self, link: Link, what: &str) {

@@ -1,6 +1,9 @@
 //! The loop, with a plane that writes down what it is asked.
 
+mod measured;
+
 use std::{
+    net::Ipv4Addr,
     num::NonZeroU16,
     sync::{Arc, Mutex},
 };
@@ -10,6 +13,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use super::*;
 use crate::{
     desired::{Protocol, State},
+    metrics::Sources,
     model::{ClusterIps, Event, Node, ObjectName, Service, ServiceIp, ServicePort, ServicePorts, Update},
     plane::{
         PlaneError, PlaneName, Unsupported,
@@ -29,6 +33,9 @@ struct Record {
 
 /// How many the plane says to have.
 const FRONTENDS: usize = 7;
+
+/// Where the objects come from.
+const API_SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 250));
 
 /// What the plane is to refuse so that it cannot write addresses. No name of a service.
 const ADDRESSES: &str = "the addresses";
@@ -112,6 +119,7 @@ struct Running {
     health: ProxyHealth,
     health_checks: watch::Receiver<Wanted>,
     progress: watch::Receiver<Progress>,
+    metrics: Metrics,
     stop: oneshot::Sender<()>,
     task: JoinHandle<anyhow::Result<()>>,
 }
@@ -131,20 +139,26 @@ impl Running {
         let (check_sender, health_checks) = watch::channel(Wanted::default());
         let (progress_sender, progress) = watch::channel(Progress::default());
         let health = ProxyHealth::new();
+        let choice = Choice {
+            plane: PlaneName::Ebpf,
+            reason: Reason::Configured,
+        };
+        let metrics = Metrics::new(&choice, Sources::default());
         let outputs = Outputs {
             node_addresses: address_sender,
             families: watch::channel(BTreeSet::new()).0,
             is_filled: filled_sender,
             health: health.clone(),
             health_checks: check_sender,
-            metrics: Metrics::new(&Choice {
-                plane: PlaneName::Ebpf,
-                reason: Reason::Configured,
-            }),
+            metrics: metrics.clone(),
             progress: progress_sender,
         };
         let mut agent = Agent::new(plane.clone(), rules, outputs, Instant::now());
-        let inputs = Inputs { batches, links };
+        let inputs = Inputs {
+            batches,
+            links,
+            api_server: Some(API_SERVER),
+        };
         let task = tokio::spawn(async move { agent.run(inputs, async { stopped.await.unwrap_or_default() }).await });
         Self {
             plane,
@@ -155,13 +169,14 @@ impl Running {
             health,
             health_checks,
             progress,
+            metrics,
             stop,
             task,
         }
     }
 
-    async fn send(&self, batch: Batch) {
-        self.batches.send(batch).await.unwrap();
+    async fn send(&self, events: Vec<Event>) {
+        self.batches.send(events.into()).await.unwrap();
     }
 
     async fn send_lists(&self, services: Vec<Service>) {
@@ -339,6 +354,17 @@ async fn those_at_the_links_are_told_when_the_plane_holds_a_complete_state() {
     agent.send_lists(Vec::new()).await;
     agent.is_filled.changed().await.unwrap();
     assert_eq!(agent.plane.calls(), ["replace "]);
+}
+
+#[tokio::test]
+async fn it_ends_before_it_writes_anything_if_the_api_server_is_asked_for_through_a_service() {
+    let agent = Running::start();
+    agent
+        .send_lists(vec![service("a", 1), service("kubernetes", 250)])
+        .await;
+    let error = agent.task.await.unwrap().unwrap_err();
+    assert_eq!(error.downcast_ref(), Some(&kube::Loop::ClusterIp(API_SERVER)));
+    assert_eq!(agent.plane.calls(), [""; 0]);
 }
 
 #[tokio::test]

@@ -22,9 +22,9 @@ use crate::{
         addresses,
         links::{self, LinkRules},
     },
-    metrics::{self, Metrics},
+    metrics::{self, Metrics, Probes, Sources},
     model::Event,
-    objects::{self, Batch, folder, kube},
+    objects::{self, Batch, Skipped, folder, kube},
     plane::{
         PlaneName,
         choice::{self, Started},
@@ -32,7 +32,7 @@ use crate::{
     run_dir::RunDir,
     status::{Progress, StatusFile},
 };
-use announce::{announce, keep_status, warn_of_kube_proxy};
+use announce::{announce, keep_status, tell_outages, warn_of_kube_proxy};
 use settings::Sysctls;
 
 /// Serve the cluster's Services on this node until told to stop. What has been programmed goes on
@@ -73,6 +73,9 @@ struct Objects {
     /// The API server, if it is one, and what watches it.
     server: Option<kube::ApiServer>,
     watches: JoinSet<()>,
+    /// How these go.
+    state: Option<kube::Watches>,
+    skipped: Skipped,
 }
 
 async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
@@ -80,8 +83,9 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let rules = LinkRules::parse(&config.link_rules)?.with_pods(config.pod_links.clone());
 
     let health = ProxyHealth::new();
+    let probes = Probes::default();
     if let Some(address) = config.healthz_address {
-        tokio::spawn(health::serve_healthz(address, health.clone()));
+        tokio::spawn(health::serve_healthz(address, health.clone(), probes.clone()));
     }
 
     // The source begins before the plane does: what is wrong with it is said before the kernel is
@@ -89,7 +93,7 @@ async fn serve(config: Config, started: Instant) -> anyhow::Result<()> {
     let objects = follow_objects(&config).await?;
     let run_dir = RunDir::take(&config.run_dir)?;
     let status = StatusFile::create(run_dir.path(), &config.node_name);
-    let served = serve_objects(config, rules, objects, health, &status, started, stop).await;
+    let served = serve_objects(config, rules, objects, (health, probes), &status, started, stop).await;
     if let Err(error) = &served {
         status.update(|status| status.failed = Some(format!("{error:#}")));
     }
@@ -100,9 +104,11 @@ async fn follow_objects(config: &Config) -> anyhow::Result<Objects> {
     let (sender, batches) = objects::channel();
     let mut watches = JoinSet::new();
     let mut server = None;
+    let mut state = None;
+    let skipped = Skipped::default();
     let source = match &config.source {
         Source::Folder(folder) => {
-            folder::watch(folder.clone(), &config.node_name, sender.clone())?;
+            folder::watch(folder.clone(), &config.node_name, sender.clone(), skipped.clone())?;
             folder.display().to_string()
         }
         Source::ApiServer { kubeconfig, url } => {
@@ -115,7 +121,8 @@ async fn follow_objects(config: &Config) -> anyhow::Result<Objects> {
                 SocketLb::All => kube::Pods::Asked,
                 SocketLb::Host | SocketLb::Off => kube::Pods::Ignored,
             };
-            watches = kube::watch(server, &config.node_name, pods, &sender);
+            let state = state.insert(kube::Watches::default());
+            watches = kube::watch(server, &config.node_name, pods, &sender, state, &skipped);
             server.url().to_owned()
         }
     };
@@ -128,6 +135,8 @@ async fn follow_objects(config: &Config) -> anyhow::Result<Objects> {
         batches,
         server,
         watches,
+        state,
+        skipped,
     })
 }
 
@@ -136,7 +145,7 @@ async fn serve_objects(
     config: Config,
     rules: LinkRules,
     objects: Objects,
-    health: ProxyHealth,
+    (health, probes): (ProxyHealth, Probes),
     status: &StatusFile,
     started: Instant,
     stop: impl Future<Output = ()>,
@@ -146,16 +155,18 @@ async fn serve_objects(
         batches,
         server,
         mut watches,
+        state,
+        skipped,
     } = objects;
     let Started { plane, links, choice } = choice::start(config.plane, &config.plane_options()?)?;
     announce(&choice, &config.node_name, &source, server.as_ref(), status);
+    let api_server = server.as_ref().and_then(kube::ApiServer::address);
     tokio::spawn(warn_of_kube_proxy(config.node_name.clone(), server));
-    let metrics = Metrics::new(&choice);
-    if let Some(address) = config.metrics_address {
-        tokio::spawn(metrics::serve(address, metrics.clone()));
-    }
     let (progress, told_progress) = watch::channel(Progress::default());
     tokio::spawn(keep_status(status.clone(), told_progress));
+    if let Some(state) = &state {
+        tokio::spawn(tell_outages(status.clone(), state.outage()));
+    }
 
     let (node_addresses, known_addresses) = watch::channel(None);
     let (families, served_families) = watch::channel(BTreeSet::new());
@@ -163,6 +174,17 @@ async fn serve_objects(
     let (is_filled, filled) = watch::channel(false);
     let served_links = agent::links::start(links, notices, filled.clone()).context("no thread for links")?;
     let all_links = served_links.all.clone();
+    let sources = Sources {
+        probes,
+        watches: state,
+        skipped,
+        links: Some(served_links.standings.clone()),
+        bpffs: (choice.plane == PlaneName::Ebpf).then(|| config.bpffs.clone()),
+    };
+    let metrics = Metrics::new(&choice, sources);
+    if let Some(address) = config.metrics_address {
+        tokio::spawn(metrics::serve(address, metrics.clone()));
+    }
     let (serving, bpffs) = (choice.plane, config.bpffs.clone());
     tokio::spawn(async move {
         if serves_everybody(filled, all_links).await {
@@ -197,6 +219,7 @@ async fn serve_objects(
         progress,
     };
     let inputs = Inputs {
+        api_server,
         batches,
         links: served_links.all,
     };
@@ -224,7 +247,7 @@ async fn tell_addresses(mut addresses: watch::Receiver<Option<BTreeSet<IpAddr>>>
         let Some(known) = addresses.borrow_and_update().clone() else {
             continue;
         };
-        if batches.send(vec![Event::NodeAddresses(known)]).await.is_err() {
+        if batches.send(vec![Event::NodeAddresses(known)].into()).await.is_err() {
             return;
         }
     }

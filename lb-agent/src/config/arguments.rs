@@ -20,35 +20,76 @@ pub struct Arguments {
     kube_proxy: kube_proxy::Flags,
 }
 
+/// What each place says, before the ones take precedence over the others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Layers {
+    /// Our own flags and variables.
+    pub own: Settings,
+    /// kube-proxy's flags.
+    pub kube_proxy: Given,
+    /// The file.
+    pub file: Given,
+}
+
 impl Arguments {
     /// All settings with their defaults, and what was given that does nothing here.
     ///
     /// # Errors
     /// The file cannot be read, or something makes no sense or must not be passed over.
     pub fn resolve(self) -> anyhow::Result<(Config, Vec<String>)> {
-        let flags = self.kube_proxy.given()?;
+        self.layers()?.resolve()
+    }
+
+    /// What each place says.
+    ///
+    /// # Errors
+    /// The file cannot be read, or something in one place makes no sense or must not be passed over.
+    pub fn layers(self) -> anyhow::Result<Layers> {
         let file = match &self.config {
             Some(path) => Given::read(path)?,
             None => Given::default(),
         };
-        let mut settings = self
-            .settings
-            .or(flags.settings)
+        let mut layers = Layers {
+            own: self.settings,
+            kube_proxy: self.kube_proxy.given()?,
+            file,
+        };
+        layers.choose_plane();
+        Ok(layers)
+    }
+}
+
+impl Layers {
+    /// All settings with their defaults, and what was given that does nothing here.
+    ///
+    /// # Errors
+    /// Settings of several places make no sense together.
+    pub fn resolve(self) -> anyhow::Result<(Config, Vec<String>)> {
+        let config = Config::new(self.settings())?;
+        Ok((config, [self.kube_proxy.warnings, self.file.warnings].concat()))
+    }
+
+    /// What all of them come to.
+    fn settings(&self) -> Settings {
+        let Self { own, kube_proxy, file } = self.clone();
+        own.or(kube_proxy.settings)
             .or(file.settings)
-            .or(flags.implied)
-            .or(file.implied);
-        let mut warnings = [flags.warnings, file.warnings].concat();
-        // Only IPVS has schedulers. Without one it is nothing to clients which of the planes serves them.
-        if flags.mode.or(file.mode) == Some(kube_proxy::Mode::Ipvs)
+            .or(kube_proxy.implied)
+            .or(file.implied)
+    }
+
+    /// Only IPVS has schedulers. Without one it is nothing to clients which of the planes serves them.
+    fn choose_plane(&mut self) {
+        let settings = self.settings();
+        if self.kube_proxy.mode.or(self.file.mode) == Some(kube_proxy::Mode::Ipvs)
             && settings.plane.is_none()
             && let Some(scheduler) = settings.ipvs_scheduler.filter(|name| *name != Scheduler::RoundRobin)
         {
-            settings.plane = Some(Wanted::Ipvs);
-            warnings.push(format!(
+            self.file.implied.plane = Some(Wanted::Ipvs);
+            self.file.warnings.push(format!(
                 "mode ipvs with the scheduler {scheduler}: this node is served by IPVS, which alone has schedulers; \
                  give --plane to choose"
             ));
         }
-        Ok((Config::new(settings)?, warnings))
     }
 }

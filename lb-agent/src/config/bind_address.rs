@@ -1,8 +1,8 @@
 //! Where a server of the agent listens.
 
-use std::{net::SocketAddr, str::FromStr};
+use std::{fmt, net::SocketAddr, str::FromStr};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// An address to listen at, unless nobody is to be answered. Where no port is said, it is `PORT`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
@@ -19,6 +19,18 @@ impl<const PORT: u16> BindAddress<PORT> {
     #[must_use]
     pub const fn get(self) -> Option<SocketAddr> {
         self.0
+    }
+}
+
+impl<const PORT: u16> fmt::Display for BindAddress<PORT> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |address| address.fmt(f))
+    }
+}
+
+impl<const PORT: u16> Serialize for BindAddress<PORT> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

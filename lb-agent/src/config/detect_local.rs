@@ -2,12 +2,12 @@
 
 use anyhow::bail;
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{kernel::links::PodLinks, model::DetectLocal};
 
 /// How a client is known to be a pod. The words are kube-proxy's, but for the first.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
 pub enum DetectLocalMode {
     /// By the kind of link that its packets come in by.
     #[default]

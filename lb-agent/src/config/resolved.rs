@@ -18,6 +18,7 @@ use super::{
 use crate::{
     kernel::{ipvs::Scheduler, links::PodLinks},
     model::Rules,
+    objects::kube::ServerUrl,
     plane::{choice::Wanted, ebpf::MapSizes},
 };
 
@@ -31,7 +32,7 @@ pub enum Source {
         /// Kubeconfig.
         kubeconfig: Option<PathBuf>,
         /// URL, in place of the kubeconfig's.
-        url: Option<String>,
+        url: Option<ServerUrl>,
     },
 }
 

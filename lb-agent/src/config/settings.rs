@@ -3,16 +3,16 @@
 use std::{num::NonZeroU32, path::PathBuf};
 
 use ipnet::IpNet;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     BindAddress, DetectLocalMode, HEALTHZ_PORT, METRICS_PORT,
     values::{LogFormat, LogLevel, Mark, SocketLb},
 };
-use crate::{kernel::ipvs::Scheduler, model::NodePortAddress, plane::choice::Wanted};
+use crate::{kernel::ipvs::Scheduler, model::NodePortAddress, objects::kube::ServerUrl, plane::choice::Wanted};
 
 /// A setting each, where it is given.
-#[derive(Clone, PartialEq, Eq, Debug, Default, clap::Args, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, clap::Args, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Settings {
     /// Read Services, EndpointSlices and this Node from the manifests in this folder, and follow
@@ -24,9 +24,10 @@ pub struct Settings {
     #[arg(long, value_name = "FILE", env = "LB_AGENT_KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// URL of the API server, in place of the one in the kubeconfig
+    /// URL of the API server, in place of the one in the kubeconfig, or of the pod's variables
+    /// KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT. Not that of its Service, which this agent serves
     #[arg(long, value_name = "URL", env = "LB_AGENT_APISERVER")]
-    pub apiserver: Option<String>,
+    pub apiserver: Option<ServerUrl>,
 
     /// Name of this node's Node object [default: $NODE_NAME, else the host's name]
     #[arg(long, value_name = "NAME", env = "LB_AGENT_NODE_NAME")]

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
+    future::ready,
     net::{IpAddr, SocketAddr},
 };
 
@@ -121,7 +122,7 @@ impl Servers {
                         health: health.clone(),
                     };
                     let mut server = JoinSet::new();
-                    server.spawn(http::serve(listener, move |_| answers.answer()));
+                    server.spawn(http::serve(listener, move |_| ready(answers.answer())));
                     self.running.insert(place.clone(), server);
                 }
                 Err(error) => {

@@ -1,30 +1,37 @@
 //! `/healthz` and `/livez`.
 
-use std::{convert::Infallible, net::SocketAddr};
+use std::{convert::Infallible, future::ready, net::SocketAddr};
 
 use hyper::{Response, StatusCode};
 
 use super::proxy::{ProxyHealth, Report};
-use crate::http;
+use crate::{http, metrics::Probes};
 
 /// Answers at an address for as long as this is polled; `0.0.0.0` and `::` are both families. Where it
-/// cannot listen, it says so once and tries again: services do not depend on it.
-pub async fn serve(address: SocketAddr, health: ProxyHealth) -> Infallible {
+/// cannot listen, it says so once and tries again: services do not depend on it. What it answers is counted.
+pub async fn serve(address: SocketAddr, health: ProxyHealth, probes: Probes) -> Infallible {
     let listener = http::listen_in_time(address, "/healthz and /livez").await;
-    http::serve(listener, move |path| answer(path, &health)).await
+    http::serve(listener, move |path| ready(answer(&path, &health, &probes))).await
 }
 
-fn answer(path: &str, health: &ProxyHealth) -> Response<String> {
-    let report = match path {
-        "/healthz" => health.healthz(),
-        "/livez" => health.livez(),
+fn answer(path: &str, health: &ProxyHealth, probes: &Probes) -> Response<String> {
+    match path {
+        "/healthz" => {
+            let response = response(&health.healthz());
+            probes.healthz(response.status().as_u16());
+            response
+        }
+        "/livez" => {
+            let response = response(&health.livez());
+            probes.livez(response.status().as_u16());
+            response
+        }
         _ => {
             let mut response = Response::default();
             *response.status_mut() = StatusCode::NOT_FOUND;
-            return response;
+            response
         }
-    };
-    response(&report)
+    }
 }
 
 fn response(report: &Report) -> Response<String> {
@@ -53,7 +60,7 @@ mod tests {
     async fn each_path_answers_for_what_it_is_about() {
         let health = eligible();
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port());
-        let _server = tokio::spawn(serve(at, health.clone()));
+        let _server = tokio::spawn(serve(at, health.clone(), Probes::default()));
         becomes_answered(at).await;
 
         for path in ["/healthz", "/livez"] {
@@ -81,7 +88,7 @@ mod tests {
         let health = ProxyHealth::stale();
         health.set_node_eligible(true);
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port());
-        let _server = tokio::spawn(serve(at, health));
+        let _server = tokio::spawn(serve(at, health, Probes::default()));
         becomes_answered(at).await;
         for path in ["/healthz", "/livez"] {
             let answer = ask(at, path).await.unwrap();
@@ -94,7 +101,7 @@ mod tests {
     async fn the_wildcard_of_either_family_is_both() {
         for wildcard in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
             let port = free_port();
-            let _server = tokio::spawn(serve(SocketAddr::new(wildcard, port), eligible()));
+            let _server = tokio::spawn(serve(SocketAddr::new(wildcard, port), eligible(), Probes::default()));
             for loopback in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
                 becomes_answered(SocketAddr::new(loopback, port)).await;
             }
@@ -105,7 +112,7 @@ mod tests {
     async fn an_address_that_is_taken_is_tried_again() {
         let holder = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = holder.local_addr().unwrap();
-        let _server = tokio::spawn(serve(at, eligible()));
+        let _server = tokio::spawn(serve(at, eligible(), Probes::default()));
         // It has tried by the time that the holder, on the same thread, goes on.
         tokio::task::yield_now().await;
         drop(holder);

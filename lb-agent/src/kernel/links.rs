@@ -38,7 +38,7 @@ pub use rules::{LinkRuleError, LinkRules, PodLinks};
 pub use watch::watch;
 
 /// What a link is to the data path.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// The host side of a pod's link. Clients behind it are on this node.
     Pod,

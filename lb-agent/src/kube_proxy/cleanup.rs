@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     io,
+    path::Path,
     process::{Command as Program, Stdio},
 };
 
@@ -42,6 +43,9 @@ const SETS: [&str; 17] = [
     "HEALTH-CHECK-NODE-PORT",
     "IPVS-IPS",
 ];
+
+/// There if the kernel can have sets of ipset, and has its module loaded if it is one.
+const IP_SET: &str = "/sys/module/ip_set";
 
 /// What came of the removal.
 #[derive(Debug, Default)]
@@ -147,6 +151,10 @@ fn members(listing: &str) -> impl Iterator<Item = u16> {
 
 fn remove_sets(leftovers: &mut Leftovers) -> anyhow::Result<()> {
     let Some(names) = ipset(&["list", "-name"])? else {
+        if Path::new(IP_SET).exists() {
+            let kept = "sets of ipset, if there are any: there is no program ipset";
+            leftovers.kept.push(kept.to_owned());
+        }
         return Ok(());
     };
     for name in names.lines().filter(|name| is_set(name)) {
@@ -165,7 +173,7 @@ fn is_set(name: &str) -> bool {
     SETS.contains(&name.strip_prefix("6-").unwrap_or(name))
 }
 
-/// What `ipset` answers; `None` without it, in which case kube-proxy could not have made any from here either.
+/// What `ipset` answers; `None` without it, although a kube-proxy in a container had one of its own.
 fn ipset(arguments: &[&str]) -> anyhow::Result<Option<String>> {
     let output = match Program::new("ipset").args(arguments).stdin(Stdio::null()).output() {
         Ok(output) => output,

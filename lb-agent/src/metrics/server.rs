@@ -18,23 +18,33 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// it says so once and tries again: services do not depend on it.
 pub async fn serve(address: SocketAddr, metrics: Metrics) -> Infallible {
     let listener = http::listen_in_time(address, "/metrics and /proxyMode").await;
-    http::serve(listener, move |path| answer(path, &metrics)).await
+    http::serve(listener, move |path| {
+        let metrics = metrics.clone();
+        async move {
+            // Counting what the kernel holds takes a while, for which others are not to wait.
+            let answered = tokio::task::spawn_blocking(move || answer(&path, &metrics)).await;
+            answered.unwrap_or_else(|_| failed(StatusCode::INTERNAL_SERVER_ERROR))
+        }
+    })
+    .await
 }
 
 fn answer(path: &str, metrics: &Metrics) -> Response<String> {
     let (content_type, body) = match path {
         "/metrics" => (OPEN_METRICS, metrics.text()),
         "/proxyMode" => (TEXT, metrics.plane.word().to_owned()),
-        _ => {
-            let mut response = Response::default();
-            *response.status_mut() = StatusCode::NOT_FOUND;
-            return response;
-        }
+        _ => return failed(StatusCode::NOT_FOUND),
     };
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn failed(status: StatusCode) -> Response<String> {
+    let mut response = Response::default();
+    *response.status_mut() = status;
     response
 }
 
@@ -45,6 +55,7 @@ mod tests {
     use super::*;
     use crate::{
         health::tests::{ask, becomes_answered, free_port},
+        metrics::Sources,
         plane::{
             PlaneName,
             choice::{Choice, Reason},
@@ -53,10 +64,11 @@ mod tests {
 
     #[tokio::test]
     async fn each_path_has_its_answer_and_no_other_has_one() {
-        let metrics = Metrics::new(&Choice {
+        let choice = Choice {
             plane: PlaneName::Ebpf,
             reason: Reason::Configured,
-        });
+        };
+        let metrics = Metrics::new(&choice, Sources::default());
         let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), free_port());
         let _server = tokio::spawn(serve(at, metrics));
         becomes_answered(at).await;

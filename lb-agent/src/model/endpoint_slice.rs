@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, num::NonZeroU16};
 
+use jiff::Timestamp;
+
 use super::ObjectName;
 use crate::desired::{Family, Protocol};
 
@@ -14,6 +16,7 @@ pub struct EndpointSlice {
     ports: Vec<EndpointPort>,
     endpoints: Vec<Endpoint>,
     has_zone_hints: bool,
+    triggered: Option<Timestamp>,
 }
 
 /// A port that each endpoint of a slice listens on. A port without a number, which would mean every
@@ -189,7 +192,23 @@ impl EndpointSlice {
             ports,
             endpoints: Vec::new(),
             has_zone_hints: false,
+            triggered: None,
         }
+    }
+
+    /// The same with when the Pod or Service changed for which its controller wrote it.
+    #[must_use]
+    pub fn triggered_at(self, time: Timestamp) -> Self {
+        Self {
+            triggered: Some(time),
+            ..self
+        }
+    }
+
+    /// When the Pod or Service changed for which its controller wrote it, if that is told: for measurements only.
+    #[must_use]
+    pub const fn triggered(&self) -> Option<Timestamp> {
+        self.triggered
     }
 
     /// Adds an endpoint, if it can be one.

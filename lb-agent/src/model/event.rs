@@ -54,14 +54,31 @@ pub enum Kind {
     Pod,
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::ServiceCidr,
+        Self::Node,
+        Self::Pod,
+    ];
+
+    /// Its name, as the API has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::ServiceCidr => "ServiceCIDR",
             Self::Node => "Node",
             Self::Pod => "Pod",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

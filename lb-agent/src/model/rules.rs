@@ -102,6 +102,12 @@ impl TryFrom<String> for NodePortAddress {
     }
 }
 
+impl serde::Serialize for NodePortAddress {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl fmt::Display for NodePortAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -31,6 +31,8 @@ const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 pub(super) const HEADLESS: &str = "service.kubernetes.io/headless";
 /// Label of a slice: the Service that it belongs to.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Annotation of a slice: when the Pod or Service changed for which its controller wrote it.
+const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 /// Taint of a Node, whatever its effect: the cluster autoscaler is about to remove the machine.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 /// Annotation of a Pod: `off` leaves its sockets alone where those of pods are translated.
@@ -131,6 +133,12 @@ impl Decode for EndpointSlice {
             .collect();
         let name = required_name(Self::KIND, &wire.metadata)?;
         let mut slice = Self::new(name, service.clone(), family, ports);
+        // Nobody is served worse by a time that makes no sense.
+        let annotations = wire.metadata.annotations.as_ref();
+        let last_change = annotations.and_then(|annotations| annotations.get(LAST_CHANGE)?.parse().ok());
+        if let Some(time) = last_change {
+            slice = slice.triggered_at(time);
+        }
         for (index, wire) in wire.endpoints.into_iter().enumerate() {
             let path = format!("endpoints[{index}].addresses[0]");
             let added = endpoint(&path, wire, this_node)

@@ -14,27 +14,27 @@ use anyhow::Context;
 use tokio::sync::mpsc;
 
 use self::{changes::Changes, scan::Scanner};
-use super::Batch;
+use super::{Batch, Skipped};
 
 /// Reads a folder on behalf of the node `this_node`, and follows its changes on a thread of its
 /// own, which ends when nobody listens any more. Fails if the folder cannot be read now; later,
-/// what it said last stays.
-pub fn watch(folder: PathBuf, this_node: &str, batches: mpsc::Sender<Batch>) -> anyhow::Result<()> {
+/// what it said last stays. What makes no sense is told to `skipped`.
+pub fn watch(folder: PathBuf, this_node: &str, batches: mpsc::Sender<Batch>, skipped: Skipped) -> anyhow::Result<()> {
     let context = format!("--source {}", folder.display());
     // Watched before it is read, so that no change falls between the two.
     let mut changes = Changes::of(folder.clone());
-    let mut scanner = Scanner::new(folder, this_node);
+    let mut scanner = Scanner::new(folder, this_node, skipped);
     let first = scanner.scan().context(context)?;
     thread::Builder::new().name("folder".into()).spawn(move || {
         let mut next = first;
         loop {
-            if !next.is_empty() && batches.blocking_send(next).is_err() {
+            if !next.is_empty() && batches.blocking_send(next.into()).is_err() {
                 return;
             }
             changes.wait();
             next = scanner.scan().unwrap_or_else(|error| {
                 tracing::warn!("the folder of manifests cannot be read, it stays as it was: {error}");
-                Batch::new()
+                Vec::new()
             });
         }
     })?;
@@ -101,7 +101,7 @@ mod tests {
         let (sender, mut batches) = mpsc::channel(8);
         let web = folder.path().join("web.yaml");
         fs::write(&web, service("web", "10.96.0.1")).unwrap();
-        watch(folder.path().into(), NODE, sender).unwrap();
+        watch(folder.path().into(), NODE, sender, Skipped::default()).unwrap();
         assert_eq!(
             next(&mut batches).await,
             ["1 services", "0 slices", "0 ServiceCIDRs", "0 pods", "node: false"]
@@ -131,7 +131,7 @@ mod tests {
         symlink("..data/b.yaml", path("b.yaml")).unwrap();
 
         let (sender, mut batches) = mpsc::channel(8);
-        watch(folder.path().into(), NODE, sender).unwrap();
+        watch(folder.path().into(), NODE, sender, Skipped::default()).unwrap();
         assert_eq!(
             next(&mut batches).await,
             ["2 services", "0 slices", "0 ServiceCIDRs", "0 pods", "node: false"]
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_an_error() {
         let (sender, _batches) = mpsc::channel(8);
-        let error = watch("/nowhere".into(), NODE, sender).unwrap_err();
+        let error = watch("/nowhere".into(), NODE, sender, Skipped::default()).unwrap_err();
         assert_eq!(
             format!("{error:#}"),
             "--source /nowhere: No such file or directory (os error 2)"

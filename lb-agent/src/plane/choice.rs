@@ -16,7 +16,7 @@ use super::{
 };
 
 /// What the settings ask for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wanted {
     /// BPF where the node can do all of it, else IPVS.

@@ -8,7 +8,7 @@
 //!    │
 //! inspect   rows → text, for people
 //! events    what was dropped and refused, from the ring and the counters
-//! flows     what is being translated; served: what is on which link
+//! flows     what is being translated; served: what is on which link; occupancy: how full the programs' maps are
 //! explain   what becomes of a packet: runs a twin of the program on a link
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
@@ -37,7 +37,7 @@ use tracing::debug;
 use crate::{
     desired::{Change, State},
     kernel::{capabilities, nft},
-    plane::{Outcome, Plane, probe::Found},
+    plane::{Fill, Outcome, Plane, probe::Found},
 };
 
 mod addresses;
@@ -59,6 +59,7 @@ mod messages;
 mod networks;
 mod numbers;
 mod object;
+mod occupancy;
 mod opt_out;
 mod pins;
 mod plan;
@@ -83,6 +84,7 @@ pub use explain::{Client, Explanation, Fate, Packet, Possible, ProgramOnLink, Se
 pub use flows::{Flow, flows};
 pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
+pub use occupancy::{FlowState, LruFill, Occupancy, occupancy};
 pub use pins::has_maps;
 pub use probe::probe;
 pub use retire::retire;
@@ -367,6 +369,10 @@ impl Plane for EbpfPlane {
 
     fn frontends(&self) -> usize {
         self.services.frontends()
+    }
+
+    fn fill(&self) -> Vec<Fill> {
+        self.services.fill()
     }
 }
 

@@ -2,6 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
+    objects::kube::Outage,
     plane::{
         PlaneName,
         choice::{Choice, Reason},
@@ -31,6 +32,7 @@ fn status() -> Status {
             last_sync: Some(at("12:59:00")),
             ..Progress::default()
         },
+        outage: None,
         failed: None,
     }
 }
@@ -39,6 +41,14 @@ fn remark(service: Option<&str>, what: &str) -> Remark {
     Remark {
         service: service.map(str::to_owned),
         what: what.to_owned(),
+    }
+}
+
+fn outage() -> Outage {
+    Outage {
+        since: at("13:00:00"),
+        kinds: vec!["Node".to_owned(), "Service".to_owned()],
+        reason: "connection refused".to_owned(),
     }
 }
 
@@ -74,6 +84,11 @@ fn whether_an_agent_runs_is_told_by_its_lock_alone() {
         "what is declared is no failure"
     );
 
+    file.update(|status| status.outage = Some(outage()));
+    assert_eq!(Seen::at(&path).unwrap().state, State::Degraded, "it follows nothing");
+    file.update(|status| status.outage = None);
+    assert_eq!(Seen::at(&path).unwrap().state, State::Ready);
+
     // The number of this process in the file goes on to be one that runs.
     drop(run_dir);
     let seen = Seen::at(&path).unwrap();
@@ -86,6 +101,7 @@ fn what_is_written_is_what_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let full = Status {
         failed: Some("two\nlines".to_owned()),
+        outage: Some(outage()),
         progress: Progress {
             failures: vec![remark(Some("shop/web TCP IPv4"), "map SERVICES is full")],
             unsupported: vec![remark(None, "that")],
@@ -117,6 +133,13 @@ Services:   3, with 8 service ports and 21 frontends in the kernel
 Last sync:  2m5s ago
 "
     );
+    let unheard = Status {
+        outage: Some(outage()),
+        ..status()
+    };
+    assert!(text(State::Degraded, Some(unheard)).ends_with(
+        "\nAPI server: not watched for 1m5s (Node, Service), its last word stays in force: connection refused\n"
+    ));
     assert_eq!(
         text(State::NotRunning, None),
         "Agent:      not running, and none has been here\n"

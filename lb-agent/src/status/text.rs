@@ -5,6 +5,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Remark, Seen, State, Status};
+use crate::objects::kube::Outage;
 
 /// How many remarks of a kind are shown; `-o json` has all of them.
 const SHOWN: usize = 10;
@@ -56,6 +57,14 @@ impl fmt::Display for Text<'_> {
         )?;
         if let Some(last) = progress.last_sync {
             writeln!(f, "Last sync:  {} ago", Age(self.now.duration_since(last)))?;
+        }
+        if let Some(Outage { since, kinds, reason }) = &status.outage {
+            let age = Age(self.now.duration_since(*since));
+            let kinds = kinds.join(", ");
+            writeln!(
+                f,
+                "API server: not watched for {age} ({kinds}), its last word stays in force: {reason}"
+            )?;
         }
         if !progress.ready {
             writeln!(f, "Not ready:  the kernel has not been given a complete state")?;

@@ -126,6 +126,15 @@ impl KubeProxy {
         self.child.id()
     }
 
+    /// What it answers at `/metrics` on this node, which it has to run on.
+    pub fn metrics(&self, node: &Node) -> Result<String> {
+        let answer = node.netns().run(metrics)??;
+        let (_, body) = answer
+            .split_once("\r\n\r\n")
+            .context("the head of the answer has no end")?;
+        Ok(body.to_owned())
+    }
+
     /// Where it logs to, as long as it runs.
     #[must_use]
     pub fn log_path(&self) -> PathBuf {

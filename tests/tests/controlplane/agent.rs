@@ -1,16 +1,19 @@
 //! The agent behind a real API server: what is applied with kubectl is what connections meet.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use lb_tests::agent::{Agent, Options};
+use lb_tests::agent::{self, Agent, Options};
 use lb_tests::client::{Client, Failure, Outcome, Protocol, TIMEOUT};
 use lb_tests::controlplane::ControlPlane;
+use lb_tests::exposition::Exposition;
+use lb_tests::http;
 use lb_tests::manifests::{self, Manifest, Service};
-use lb_tests::network::{Attachment, Network, Pod};
+use lb_tests::network::{Attachment, Network, Node, Pod};
 use lb_tests::server::Server;
 use lb_tests::source::Source;
 use lb_tests::stage::TARGET;
+use serde_json::Value;
 
 const BOTH: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 /// Longer than any change takes that works, also where a watch that failed waits before it tries again.
@@ -251,6 +254,28 @@ fn an_outage_of_the_api_server_stops_no_service_and_what_changed_is_followed_aft
         world.becomes(service, TIMEOUT, answered);
     }
     assert_eq!(open.ask("still you?").unwrap().server, server);
+    let node = world.network.node1();
+    let status = status_of(node);
+    assert_eq!((&status["state"], &status["ready"]), (&"degraded".into(), &true.into()));
+    let outage = &status["outage"];
+    assert!(
+        outage["reason"].as_str().is_some_and(|reason| !reason.is_empty()),
+        "{status}"
+    );
+    let kinds: Vec<&str> = outage["kinds"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    assert!(!kinds.is_empty(), "{status}");
+    for kind in kinds {
+        let age = metrics(node).value("lb_watch_age_seconds", &[("kind", kind)]);
+        assert!(age.is_some_and(|age| age > 0.0), "{kind}: {age:?}");
+        let failed = [("kind", kind), ("reason", "connection")];
+        let failed = metrics(node).value("lb_watch_errors_total", &failed);
+        assert!(failed.is_some_and(|count| count > 0.0), "{kind}: {failed:?}");
+    }
     // Links are not the API server's.
     let late = world.network.node1().add_pod("late", Attachment::Veth).unwrap();
     let until = Instant::now() + SOON;
@@ -276,6 +301,28 @@ fn an_outage_of_the_api_server_stops_no_service_and_what_changed_is_followed_aft
         }
     }
     gone(&world, &deleted);
+    let node = world.network.node1();
+    let status = status_of(node);
+    assert_eq!((&status["state"], &status["outage"]), (&"ready".into(), &Value::Null));
+    for kind in ["Service", "EndpointSlice", "Node", "ServiceCIDR"] {
+        let metrics = metrics(node);
+        let of_kind = |name| metrics.value(name, &[("kind", kind)]);
+        assert_eq!(of_kind("lb_watch_age_seconds"), Some(0.0), "{kind}");
+        let starts = of_kind("lb_watch_starts_total");
+        assert!(starts.is_some_and(|starts| starts >= 2.0), "{kind}: {starts:?}");
+    }
+}
+
+/// What `lb-agent status` says on a node.
+fn status_of(node: &Node) -> Value {
+    let output = agent::offline(node, "status", &["-o", "json"]).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn metrics(node: &Node) -> Exposition {
+    let at = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 10249);
+    let answer = http::get(node.netns(), at, "/metrics").unwrap();
+    Exposition::parse(&answer.body).unwrap()
 }
 
 #[test]

@@ -3,5 +3,6 @@
 
 mod agent;
 mod kube_proxy;
+mod metrics;
 mod selftest;
 mod watch;

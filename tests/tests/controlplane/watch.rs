@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use lb_agent::desired::ServedBy;
 use lb_agent::model::{AnyService, Cluster, EndpointSlice, Event, ServiceCidr, Update};
-use lb_agent::objects::kube::{ApiServer, ApiServerOptions, Pods, watch};
-use lb_agent::objects::{self, Batch};
+use lb_agent::objects::kube::{ApiServer, ApiServerOptions, Pods, Watches, watch};
+use lb_agent::objects::{self, Batch, Skipped};
 use lb_tests::controlplane::{ControlPlane, Options};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -91,12 +91,19 @@ impl Watched {
         let line = Line::to(cluster.url().trim_start_matches("https://").parse().unwrap());
         let options = ApiServerOptions {
             kubeconfig: Some(cluster.kubeconfig_agent()),
-            url: Some(format!("https://{}", line.at)),
+            url: Some(format!("https://{}", line.at).into()),
         };
         let (sender, batches) = objects::channel();
         let watches = line.runtime.block_on(async {
             let server = ApiServer::configure(&options).await.unwrap();
-            watch(&server, "this-node", Pods::Asked, &sender)
+            watch(
+                &server,
+                "this-node",
+                Pods::Asked,
+                &sender,
+                &Watches::default(),
+                &Skipped::default(),
+            )
         });
         Self {
             batches,

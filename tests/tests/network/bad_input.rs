@@ -195,6 +195,43 @@ users:
     assert!(!ended.said.contains("s3cret"), "{}", ended.said);
 }
 
+/// A system that knows no certificate authority, as an image without the package has it.
+const NO_AUTHORITIES: [(&str, &str); 4] = [
+    ("SSL_CERT_FILE", "/dev/null"),
+    ("SSL_CERT_DIR", "/dev/null"),
+    // No kubeconfig names any, either.
+    ("KUBECONFIG", ""),
+    ("HOME", "/dev/null"),
+];
+
+#[test]
+fn an_api_server_without_tls_takes_no_certificate_authorities() {
+    if other_than(Plane::Ebpf, COMMAND_LINE) {
+        return;
+    }
+    let world = World::new();
+    let options = Options {
+        env: NO_AUTHORITIES.map(|(name, value)| (name.into(), value.into())).into(),
+        ..Options::default()
+    };
+    // Nobody listens there.
+    let server = ["--apiserver", "http://127.0.0.1:1"];
+    let mut agent = Agent::spawn_reading(world.node1(), server, &options).unwrap();
+    agent.wait_for_log(SOON, "Connection refused").unwrap();
+}
+
+#[test]
+fn an_api_server_whose_certificate_cannot_be_judged_is_refused_with_what_to_do() {
+    if other_than(Plane::Ebpf, COMMAND_LINE) {
+        return;
+    }
+    let world = World::new();
+    let mut command = run(["--apiserver", "https://127.0.0.1:1"].map(OsStr::new));
+    command.envs(NO_AUTHORITIES);
+    let said = ["https://127.0.0.1:1", "certificate-authority", "ca-certificates"];
+    Ended::of(world.node1(), command).with(1, &said);
+}
+
 #[test]
 fn without_privileges_it_says_which_are_missing() {
     let world = World::new();

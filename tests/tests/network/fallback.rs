@@ -45,13 +45,13 @@ fn options(launcher: impl IntoIterator<Item = OsString>, wanted: &str) -> Option
 
 /// What starts a program without these privileges. The one with ptrace is for the files of the test, which are reached
 /// through this process.
-fn with_capabilities(capabilities: &str) -> Vec<OsString> {
+pub(crate) fn with_capabilities(capabilities: &str) -> Vec<OsString> {
     let bounding = format!("--bounding-set=-all,+sys_ptrace,{capabilities}");
     ["setpriv".to_owned(), bounding].map(Into::into).into()
 }
 
 #[track_caller]
-fn is_served_by(plane: &str, launcher: Vec<OsString>) -> String {
+pub(crate) fn is_served_by(plane: &str, launcher: Vec<OsString>) -> String {
     let (world, client, pods, service) = scene();
     let mut agent = Agent::start(world.node1(), &world.source, &options(launcher, "auto")).unwrap();
     let line = agent.wait_for_log(SOON, "plane=").unwrap();

@@ -5,14 +5,12 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cpio::NewcBuilder;
 use cpio::newc::{ModeFileType, trailer};
 
-use crate::run::Step;
+use crate::libraries;
 
 /// Files by their path in the guest.
 #[derive(Debug, Default)]
@@ -51,12 +49,7 @@ impl Initramfs {
 
     /// Adds a program of this machine under another path, with its libraries.
     pub fn program_as(&mut self, path: &Path, place: &Path) -> Result<()> {
-        let mut ldd = Command::new("ldd");
-        let text = match Step::new("ldd", Duration::from_secs(10)).ask(ldd.arg(path)) {
-            Err(error) if error.to_string().contains("not a dynamic executable") => String::new(),
-            text => text?,
-        };
-        for library in libraries(&text) {
+        for library in libraries::of(path)? {
             self.file(&library);
         }
         self.add(place.to_owned(), Content::Copy(path.to_owned()));
@@ -109,31 +102,9 @@ impl Initramfs {
     }
 }
 
-/// Reads the paths in lines such as `libc.so.6 => /lib/libc.so.6 (0x1)` and `/lib64/ld-linux.so.2 (0x1)`. A static program and
-/// the kernel's own library have none.
-fn libraries(ldd: &str) -> Vec<PathBuf> {
-    ldd.lines()
-        .filter_map(|line| {
-            let path = line.split_once("=>").map_or(line, |(_, path)| path).trim();
-            path.starts_with('/').then(|| path.split(" (").next()).flatten()
-        })
-        .map(PathBuf::from)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn libraries_are_what_has_a_path() {
-        let ldd = "\tlinux-vdso.so.1 (0x1)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x2)\n\
-            \t/lib64/ld-linux-x86-64.so.2 (0x3)\n\tstatically linked\n";
-        assert_eq!(
-            libraries(ldd),
-            ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/ld-linux-x86-64.so.2"].map(PathBuf::from)
-        );
-    }
 
     #[test]
     fn an_archive_has_folders_before_files() {

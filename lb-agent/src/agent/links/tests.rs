@@ -86,6 +86,7 @@ struct Running {
     is_filled: watch::Sender<bool>,
     all_served: watch::Receiver<bool>,
     paths: watch::Receiver<BTreeMap<u32, Link>>,
+    standings: watch::Receiver<Standings>,
     task: JoinHandle<()>,
 }
 
@@ -99,7 +100,13 @@ impl Running {
         let (is_filled, filled) = watch::channel(false);
         let (sender, all_served) = watch::channel(false);
         let (paths_sender, paths) = watch::channel(BTreeMap::new());
-        let mut links = Links::new(plane.clone(), paths_sender, watch::channel(None).0);
+        let (standings_sender, standings) = watch::channel(Standings::default());
+        let told = Told {
+            paths: paths_sender,
+            bridge_port: watch::channel(None).0,
+            standings: standings_sender,
+        };
+        let mut links = Links::new(plane.clone(), told);
         links.look_each = LOOK_EACH;
         links.next_look = Instant::now() + LOOK_EACH;
         let task = tokio::spawn(links.run(receiver, filled, sender));
@@ -109,6 +116,7 @@ impl Running {
             is_filled,
             all_served,
             paths,
+            standings,
             task,
         }
     }
@@ -155,10 +163,24 @@ async fn a_link_that_fails_is_tried_again() {
     links.plane.refuse(&["veth0"]);
     links.tell([link_at(7, "veth0")]);
     assert_eq!(links.calls(2).await, ["link veth0", "link veth0"]);
+    let standings = links.standings.borrow().clone();
+    assert!(standings.errors() > 0);
+    assert!(
+        standings
+            .counts()
+            .any(|count| count == ((Role::Pod, Standing::Failed), 1))
+    );
     links.plane.refuse(&[]);
     assert_eq!(links.calls(1).await, ["link veth0"]);
     sleep(Duration::from_secs(2)).await;
     assert_eq!(links.plane.calls(), [""; 0]);
+    let served: Vec<_> = links
+        .standings
+        .borrow()
+        .counts()
+        .filter(|(_, count)| *count > 0)
+        .collect();
+    assert_eq!(served, [((Role::Pod, Standing::Served), 1)]);
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use tokio::{sync::watch, time::sleep};
 
 use crate::{
     kube_proxy::active::{self, Evidence},
-    objects::kube::{self, ApiServer, NodeEvent},
+    objects::kube::{self, ApiServer, NodeEvent, Outage},
     plane::choice::{Choice, Reason},
     status::{Progress, StatusFile},
 };
@@ -27,6 +27,17 @@ pub(super) async fn keep_status(status: StatusFile, mut progress: watch::Receive
     while progress.changed().await.is_ok() {
         let progress = progress.borrow_and_update().clone();
         status.update(|status| status.progress = progress);
+    }
+}
+
+/// Keeps in the status whether the API server can be watched.
+pub(super) async fn tell_outages(status: StatusFile, mut outage: watch::Receiver<Option<Outage>>) {
+    loop {
+        let now = outage.borrow_and_update().clone();
+        status.update(|status| status.outage = now);
+        if outage.changed().await.is_err() {
+            return;
+        }
     }
 }
 

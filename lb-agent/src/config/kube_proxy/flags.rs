@@ -3,7 +3,7 @@
 //! They are on the command line of `lb-agent run` as they are on kube-proxy's, out of the table; none is a variable of
 //! the environment.
 
-use std::sync::LazyLock;
+use std::{fmt, sync::LazyLock};
 
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
@@ -17,8 +17,15 @@ use super::{
 };
 
 /// What was given of them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Flags(Vec<(&'static Row, String)>);
+
+impl fmt::Debug for Flags {
+    /// Which there are. A value may be a URL with a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(row, _)| row.flag)).finish()
+    }
+}
 
 /// The rows whose flag is none of ours.
 static OWN: LazyLock<Vec<(&'static Row, &'static str)>> = LazyLock::new(|| {
@@ -110,7 +117,7 @@ impl Flags {
         }
         let configuration = serde_json::from_value(document.clone()).context("kube-proxy's flags")?;
         let mut given = translate::translate(&configuration, &document, Origin::Flags).context("kube-proxy's flags")?;
-        given.settings.apiserver = master;
+        given.settings.apiserver = master.map(Into::into);
         given.warnings.extend(warnings);
         Ok(given)
     }

@@ -245,7 +245,7 @@ fn flags_say_what_the_fields_say() {
     .unwrap();
     let source = Source::ApiServer {
         kubeconfig: Some("/etc/kube-proxy.conf".into()),
-        url: Some("https://10.0.0.1:6443".to_owned()),
+        url: Some("https://10.0.0.1:6443".into()),
     };
     assert_eq!(config.source, source);
     assert_eq!(config.node_name, "node-2");

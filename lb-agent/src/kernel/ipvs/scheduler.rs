@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use clap::{ValueEnum, builder::PossibleValue};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, Serializer};
 
 /// `IP_VS_SCHEDNAME_MAXLEN`: bytes of a name, with the zero that ends it.
 pub(super) const NAME_LENGTH: usize = 16;
@@ -74,6 +74,12 @@ impl Scheduler {
             Self::NeverQueue => "One without connections, else the shortest expected delay",
             Self::Maglev => "Maglev's consistent hash of the client's address",
         }
+    }
+}
+
+impl Serialize for Scheduler {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -30,6 +30,20 @@ fn slice(ports: Value, endpoints: Value) -> Value {
 }
 
 #[test]
+fn a_slice_tells_when_the_change_was_that_it_is_for_unless_that_makes_no_sense() {
+    let triggered = |time: &str| {
+        let mut wire = slice(json!([]), json!([]));
+        wire["metadata"]["annotations"] = json!({ "endpoints.kubernetes.io/last-change-trigger-time": time });
+        object::<EndpointSlice>(wire).triggered()
+    };
+    let expected = "2026-12-01T02:03:04.000000005Z".parse().ok();
+    assert_eq!(triggered("2026-12-01T02:03:04.000000005Z"), expected);
+    assert_eq!(triggered("2026-12-01T03:03:04.000000005+01:00"), expected);
+    assert_eq!(triggered("yesterday"), None);
+    assert_eq!(object::<EndpointSlice>(slice(json!([]), json!([]))).triggered(), None);
+}
+
+#[test]
 fn a_slice_as_the_api_server_writes_it() {
     let slice: EndpointSlice = object(slice(
         json!([{ "name": "http", "protocol": "TCP", "port": 8080 }]),

@@ -12,7 +12,7 @@ use std::{
 use super::manifest::{self, Key, Manifest, Object, Syntax, deleted};
 use crate::{
     model::{Event, Update},
-    objects::{Batch, skipped::Skipped},
+    objects::Skipped,
 };
 
 /// Reads the files that are different from the last time, and tells what that changes.
@@ -38,20 +38,20 @@ struct File {
 }
 
 impl Scanner {
-    pub(super) fn new(folder: PathBuf, this_node: &str) -> Self {
+    pub(super) fn new(folder: PathBuf, this_node: &str, skipped: Skipped) -> Self {
         Self {
             folder,
             this_node: this_node.to_owned(),
             files: BTreeMap::new(),
             told: None,
             repeated: BTreeSet::new(),
-            skipped: Skipped::default(),
+            skipped,
             hasher: RandomState::new(),
         }
     }
 
     /// Looks at the folder. The first time, the batch is a complete list of each kind.
-    pub(super) fn scan(&mut self) -> io::Result<Batch> {
+    pub(super) fn scan(&mut self) -> io::Result<Vec<Event>> {
         let paths = manifests_in(&self.folder)?;
         let mut files = std::mem::take(&mut self.files);
         for (path, syntax) in paths {
@@ -167,7 +167,7 @@ fn manifests_in(folder: &Path) -> io::Result<Vec<(PathBuf, Syntax)>> {
     Ok(paths)
 }
 
-fn complete_lists(objects: &Objects) -> Batch {
+fn complete_lists(objects: &Objects) -> Vec<Event> {
     let mut services = Vec::new();
     let mut slices = Vec::new();
     let mut service_cidrs = Vec::new();
@@ -203,7 +203,7 @@ fn complete_lists(objects: &Objects) -> Batch {
     ]
 }
 
-fn difference(before: &Objects, after: &Objects) -> Batch {
+fn difference(before: &Objects, after: &Objects) -> Vec<Event> {
     let gone = before.keys().filter(|key| !after.contains_key(*key));
     let gone = gone.cloned().map(deleted);
     let new = after.iter().filter(|(key, object)| before.get(*key) != Some(*object));
@@ -223,7 +223,7 @@ mod tests {
     impl Folder {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let scanner = Scanner::new(folder.path().into(), "this-node");
+            let scanner = Scanner::new(folder.path().into(), "this-node", Skipped::default());
             Self { folder, scanner }
         }
 

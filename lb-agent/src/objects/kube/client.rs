@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    net::IpAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,7 +13,7 @@ use kube::{
     config::{ExecInteractiveMode, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use super::connection::describe;
+use super::{ServerUrl, connection::describe, own_service};
 
 /// A server sends each watch a bookmark about once a minute, so that a connection that is silent
 /// for longer than this is dead, whatever TCP thinks of it.
@@ -27,7 +28,7 @@ pub struct ApiServerOptions {
     /// A kubeconfig. Without one: the service account of the pod, or what kubectl would read.
     pub kubeconfig: Option<PathBuf>,
     /// A URL that takes the place of the one found there.
-    pub url: Option<String>,
+    pub url: Option<ServerUrl>,
 }
 
 /// An API server to talk to.
@@ -35,20 +36,28 @@ pub struct ApiServerOptions {
 pub struct ApiServer {
     client: Client,
     url: String,
+    address: Option<IpAddr>,
 }
 
 impl ApiServer {
     /// Reads the configuration. Does not talk to the server yet.
+    ///
+    /// # Errors
+    /// It cannot be read, or makes no sense, or the way to the server would lead through this agent ([`Loop`]).
+    ///
+    /// [`Loop`]: super::Loop
     pub async fn configure(options: &ApiServerOptions) -> anyhow::Result<Self> {
         let mut config = config(options).await?;
         if let Some(url) = &options.url {
-            config.cluster_url = url.parse().context("what --apiserver says is not a URL")?;
+            config.cluster_url = url.secret().parse().context("what --apiserver says is not a URL")?;
         }
         let (scheme, host) = (config.cluster_url.scheme_str(), config.cluster_url.host());
         let (Some("http" | "https"), Some(host)) = (scheme, host) else {
             // Without the URL, of which so little is known that its password cannot be told.
             bail!("the URL of the API server lacks http:// or https://");
         };
+        own_service::check(host)?;
+        let address = own_service::address(host);
         // No user and no password, as they may be in a URL.
         let port = config
             .cluster_url
@@ -57,6 +66,10 @@ impl ApiServer {
             .unwrap_or_default();
         let url = format!("{}://{host}{port}", scheme.unwrap_or_default());
 
+        if scheme == Some("http") {
+            // No certificate is looked at. Without this, those of the system are read, and it is an error if it has none.
+            config.root_cert.get_or_insert_default();
+        }
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(SILENCE);
         config.reset_reader_on_write = true;
@@ -65,14 +78,28 @@ impl ApiServer {
             // from ours, where what it prints would be logged.
             plugin.interactive_mode = Some(ExecInteractiveMode::Never);
         }
+        let is_systems_to_trust = config.root_cert.is_none();
         let client = Client::try_from(config)
-            .map_err(|error| anyhow!(describe(&error)))
+            .map_err(|error| match error {
+                kube::Error::RustlsTls(_) if is_systems_to_trust => anyhow!(
+                    "{}; name a `certificate-authority` in the kubeconfig, or install those of the system (the package \
+                     ca-certificates)",
+                    describe(&error)
+                ),
+                error => anyhow!(describe(&error)),
+            })
             .with_context(|| format!("the API server {url} cannot be used with this configuration"))?;
-        Ok(Self { client, url })
+        Ok(Self { client, url, address })
     }
 
     pub(super) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Its address, where the URL has one and no name.
+    #[must_use]
+    pub const fn address(&self) -> Option<IpAddr> {
+        self.address
     }
 
     /// Its URL, without anything secret.
@@ -101,7 +128,7 @@ async fn config(options: &ApiServerOptions) -> anyhow::Result<Config> {
     }
     match &options.url {
         Some(url) => {
-            let url = url.parse().context("what --apiserver says is not a URL")?;
+            let url = url.secret().parse().context("what --apiserver says is not a URL")?;
             Ok(Config::new(url))
         }
         None => bail!(
@@ -150,7 +177,7 @@ mod tests {
         fs::write(&path, kubeconfig).unwrap();
         let options = ApiServerOptions {
             kubeconfig: Some(path),
-            url: url.map(str::to_owned),
+            url: url.map(Into::into),
         };
         ApiServer::configure(&options).await
     }

@@ -10,6 +10,7 @@ use std::{
 
 use kube::{client::AuthError, runtime::watcher};
 
+use super::watches::Watches;
 use crate::model::Kind;
 
 /// While nothing changes, it is said again after this long, then after twice as long, and so on.
@@ -22,6 +23,7 @@ const SLOWEST_REMINDER: Duration = Duration::from_secs(15 * 60);
 pub(super) struct Outages {
     url: Arc<str>,
     state: Arc<Mutex<State>>,
+    watches: Watches,
 }
 
 #[derive(Debug, Default)]
@@ -32,15 +34,18 @@ struct State {
 }
 
 impl Outages {
-    pub(super) fn new(url: String) -> Self {
+    /// Those of the server at `url`, told to `watches` too.
+    pub(super) fn new(url: String, watches: Watches) -> Self {
         Self {
             url: url.into(),
             state: Arc::default(),
+            watches,
         }
     }
 
     /// The watch of a kind failed with this.
     pub(super) fn failed(&self, kind: Kind, reason: String) {
+        self.watches.failed(kind, &reason);
         let url = &self.url;
         let mut state = self.lock();
         if let Some(time) = state.failed(kind, &reason, Instant::now()) {
@@ -54,6 +59,7 @@ impl Outages {
 
     /// The watch of a kind works.
     pub(super) fn recovered(&self, kind: Kind) {
+        self.watches.recovered(kind);
         let mut state = self.lock();
         if let Some(time) = state.recovered(kind, Instant::now()) {
             let url = &self.url;
@@ -96,6 +102,61 @@ impl State {
     }
 }
 
+/// Why a watch failed, in a word for those who count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    /// The server is not reached, or the connection broke off.
+    Connection,
+    /// It answers with a refusal.
+    Refused,
+    /// What is known is too old for it: a list follows.
+    Expired,
+    /// There is nothing to show it that says who we are.
+    Credentials,
+}
+
+impl Cause {
+    /// All of them.
+    pub(super) const ALL: [Self; 4] = [Self::Connection, Self::Refused, Self::Expired, Self::Credentials];
+
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Refused => "refused",
+            Self::Expired => "expired",
+            Self::Credentials => "credentials",
+        }
+    }
+
+    /// Of an error of a request.
+    pub(super) fn of(error: &kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::of_status(status.code),
+            kube::Error::Auth(_) => Self::Credentials,
+            kube::Error::Service(error) if auth_error(error.as_ref()).is_some() => Self::Credentials,
+            _ => Self::Connection,
+        }
+    }
+
+    /// Of an error of a watch.
+    pub(super) fn of_watch(error: &watcher::Error) -> Self {
+        match error {
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => Self::of(error),
+            watcher::Error::WatchError(status) => Self::of_status(status.code),
+            watcher::Error::NoResourceVersion => Self::Refused,
+        }
+    }
+
+    const fn of_status(code: u16) -> Self {
+        match code {
+            410 => Self::Expired,
+            _ => Self::Refused,
+        }
+    }
+}
+
 /// Says what went wrong, from the outside in. kube's own messages repeat their causes, and those
 /// about credentials hold the command line, the environment and the output of a plugin, which are
 /// secrets: no error of kube's may be shown but by this.
@@ -121,14 +182,21 @@ pub(super) fn describe_watch(error: &watcher::Error) -> String {
     }
 }
 
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    successors(Some(error), |error| (*error).source())
+}
+
+fn auth_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a AuthError> {
+    chain(error).find_map(|error| error.downcast_ref())
+}
+
 fn causes(error: &(dyn Error + 'static)) -> String {
-    let chain = || successors(Some(error), |error: &&(dyn Error + 'static)| (*error).source());
     // Looked for first, since what stands around it repeats it.
-    if let Some(error) = chain().find_map(|error| error.downcast_ref::<AuthError>()) {
+    if let Some(error) = auth_error(error) {
         return credentials(error);
     }
     let mut messages: Vec<String> = Vec::new();
-    for error in chain() {
+    for error in chain(error) {
         let message = error.to_string();
         // A message that ends with its cause leaves the word to the cause.
         let repeated = error
@@ -234,6 +302,7 @@ mod tests {
         ] {
             let expected = "no credentials: the credential plugin of the kubeconfig failed, exit status: 0";
             assert_eq!(describe(&error), expected);
+            assert_eq!(Cause::of(&error), Cause::Credentials);
             assert_eq!(describe_watch(&watcher::Error::WatchFailed(error)), expected);
         }
     }

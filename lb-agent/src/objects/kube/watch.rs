@@ -20,14 +20,15 @@ use tokio::{sync::mpsc, time};
 use super::{
     ApiServer,
     backoff::Backoff,
-    connection::{Outages, describe, describe_watch},
+    connection::{Cause, Outages, describe, describe_watch},
+    pace::Pace,
+    watches::Watches,
 };
 use crate::{
     model::{ObjectName, Update},
     objects::{
-        Batch,
+        Batch, Skipped,
         decode::{Decode, Decoded, object_name},
-        skipped::Skipped,
     },
 };
 
@@ -53,7 +54,9 @@ pub(super) struct Watch<T: Decode> {
     this_node: String,
     batches: mpsc::Sender<Batch>,
     outages: Outages,
+    watches: Watches,
     skipped: Skipped,
+    pace: Pace,
     backoff: Backoff,
     failing: bool,
     broke_off: Option<Instant>,
@@ -86,16 +89,22 @@ impl<T: Decode> Watch<T> {
         this_node: &str,
         batches: mpsc::Sender<Batch>,
         outages: Outages,
+        watches: Watches,
         skipped: Skipped,
     ) -> Self {
+        watches.begins(T::KIND);
+        let pace = Pace::new();
+        let client = pace.client(&server.client(), T::KIND, &watches);
         Self {
             client: server.client(),
-            api: Api::all(server.client()),
+            api: Api::all(client),
             config,
             this_node: this_node.to_owned(),
             batches,
             outages,
+            watches,
             skipped,
+            pace,
             backoff: Backoff::new(),
             failing: false,
             broke_off: None,
@@ -130,6 +139,7 @@ impl<T: Decode> Watch<T> {
                 // It answers, even if not this question.
                 Err(kube::Error::Api(_)) => break None,
                 Err(error) => {
+                    self.watches.erred(T::KIND, Cause::of(&error));
                     self.fail(describe(&error));
                     time::sleep(self.backoff.next()).await;
                 }
@@ -159,15 +169,19 @@ impl<T: Decode> Watch<T> {
                 Some(Ok(watcher::Event::Init)) => listing = Some(Listing::default()),
                 Some(Ok(event)) => {
                     self.recover();
+                    if !matches!(event, watcher::Event::InitApply(_)) {
+                        self.watches.heard(T::KIND);
+                    }
                     complete |= matches!(event, watcher::Event::InitDone);
                     let Some(update) = self.update(event, &mut listing) else {
                         continue;
                     };
-                    if self.batches.send(vec![T::event(update)]).await.is_err() {
+                    if self.batches.send(vec![T::event(update)].into()).await.is_err() {
                         return End::Unheard;
                     }
                 }
                 Some(Err(error)) => {
+                    self.pace.broke_off();
                     let streaming = self.config.initial_list_strategy == InitialListStrategy::StreamingList;
                     if streaming && !complete && refuses_streaming(&error) {
                         return End::StreamingRefused;
@@ -175,6 +189,7 @@ impl<T: Decode> Watch<T> {
                     if T::MAY_BE_UNKNOWN && status_code(&error) == Some(404) {
                         return self.note_unknown().await;
                     }
+                    self.watches.erred(T::KIND, Cause::of_watch(&error));
                     if status_code(&error) == Some(410) {
                         let reason = describe_watch(&error);
                         tracing::debug!("{}: begins again with a list: {reason}", T::KIND);
@@ -200,7 +215,7 @@ impl<T: Decode> Watch<T> {
             objects: Vec::new(),
             unreadable: Vec::new(),
         };
-        match self.batches.send(vec![T::event(nothing)]).await {
+        match self.batches.send(vec![T::event(nothing)].into()).await {
             Ok(()) => End::Unknown,
             Err(_) => End::Unheard,
         }
@@ -281,7 +296,10 @@ impl<T: Decode> Watch<T> {
             time::sleep(self.backoff.next()).await;
             match self.client.apiserver_version().await {
                 Ok(_) | Err(kube::Error::Api(_)) => return,
-                Err(error) => self.fail(describe(&error)),
+                Err(error) => {
+                    self.watches.erred(T::KIND, Cause::of(&error));
+                    self.fail(describe(&error));
+                }
             }
         }
     }

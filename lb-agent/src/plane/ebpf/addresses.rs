@@ -54,6 +54,11 @@ impl Addresses {
         })
     }
 
+    /// How many rows the map has.
+    pub(super) fn rows(&self) -> usize {
+        self.there.len()
+    }
+
     /// The map is to hold what `state` says and nothing else.
     pub(super) fn replace(&mut self, state: &State) {
         self.behind.extend(self.there.keys());

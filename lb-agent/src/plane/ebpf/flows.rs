@@ -62,7 +62,7 @@ pub fn flows(bpffs: &Path, wanted: impl Fn(&Flow) -> bool) -> anyhow::Result<Vec
 
 impl Flow {
     /// Of a forward row. The reverse one says the same from the other end.
-    fn new(key: &FlowKey, value: &FlowValue, now: u64) -> Option<Self> {
+    pub(super) fn new(key: &FlowKey, value: &FlowValue, now: u64) -> Option<Self> {
         if key.direction != FORWARD || value.flags & GUARD != 0 {
             return None;
         }

@@ -42,6 +42,11 @@ impl Networks {
         })
     }
 
+    /// How many rows the map has.
+    pub(super) fn rows(&self) -> usize {
+        self.there.len()
+    }
+
     /// The map is to hold what `state` says and nothing else.
     pub(super) fn replace(&mut self, state: &State) {
         self.services.clone_from(&state.service_cidrs);

@@ -31,6 +31,11 @@ impl Numbers {
         }
     }
 
+    /// How many are not free.
+    pub(super) fn used(&self) -> usize {
+        (self.highest as usize).saturating_sub(self.free.len())
+    }
+
     /// Takes a number; `None` if there is none.
     pub(super) fn allocate(&mut self) -> Option<u32> {
         if let Some(number) = self.free.pop() {

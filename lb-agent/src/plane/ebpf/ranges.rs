@@ -13,6 +13,7 @@ use lb_common::Range;
 pub(super) struct Ranges {
     by_base: BTreeMap<u32, u32>,
     by_length: BTreeSet<(u32, u32)>,
+    capacity: u32,
     /// Retired since the last tick, and in the one before.
     resting: [Vec<Range>; 2],
 }
@@ -23,12 +24,19 @@ impl Ranges {
         let mut ranges = Self {
             by_base: BTreeMap::new(),
             by_length: BTreeSet::new(),
+            capacity,
             resting: [Vec::new(), Vec::new()],
         };
         if capacity > 0 {
             ranges.insert(0, capacity);
         }
         ranges
+    }
+
+    /// How many slots are not free.
+    pub(super) fn used(&self) -> usize {
+        let free: u32 = self.by_base.values().sum();
+        self.capacity.saturating_sub(free) as usize
     }
 
     /// Takes `count` free slots in a row; `None` if there are none.

@@ -13,7 +13,7 @@ mod write;
 
 use std::{collections::HashMap, io};
 
-use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, ServiceValue};
+use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, maps};
 
 use super::{
     addresses::{Addresses, Extent},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     desired::{Change, ServicePort, ServicePortName, State},
-    plane::{Outcome, PlaneError},
+    plane::{Fill, Outcome, PlaneError},
 };
 
 /// Service ports that are planned and written together: enough for few calls, few enough that what
@@ -182,6 +182,21 @@ impl Services {
     /// How many rows of frontends there are.
     pub(super) fn frontends(&self) -> usize {
         self.rows.len()
+    }
+
+    /// How full the maps are.
+    pub(super) fn fill(&self) -> Vec<Fill> {
+        let source_ranges = self.ports.values().map(|port| port.source_ranges.len()).sum();
+        let tables = &self.tables;
+        let each = [
+            (maps::SERVICES, self.rows.len(), tables.services.capacity()),
+            (maps::SLOTS, self.slots.used(), tables.slots.capacity()),
+            (maps::BACKENDS, self.backend_numbers.used(), tables.backends.capacity()),
+            (maps::ADDRESSES, self.addresses.rows(), tables.addresses.capacity()),
+            (maps::SOURCE_RANGES, source_ranges, tables.source_ranges.capacity()),
+            (maps::CIDRS, self.networks.rows(), tables.cidrs.capacity()),
+        ];
+        each.map(|(map, used, capacity)| Fill { map, used, capacity }).into()
     }
 
     /// A second has gone by.

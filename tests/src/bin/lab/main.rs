@@ -13,9 +13,11 @@ mod progress;
 mod report;
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use lb_tests::container;
 use lb_tests::interrupt::{self, Interrupted, Policy};
 use lb_tests::without_bpf::Refusal;
 
@@ -59,6 +61,18 @@ enum Verb {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
+    /// Becomes the agent of an unpacked image, with the arguments of another program
+    #[command(hide = true)]
+    InImage {
+        /// The root of the image
+        image: PathBuf,
+        /// The number of a capability that it keeps
+        #[arg(long)]
+        capability: Vec<u8>,
+        /// The program and its arguments
+        #[arg(last = true, required = true)]
+        command: Vec<OsString>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -85,6 +99,11 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
     match &verb {
         Verb::Sockets => return lb_tests::place::serve_sockets().map(|()| true),
         Verb::WithoutBpf { refusal, command } => return refusal.exec(command).map(|()| false),
+        Verb::InImage {
+            image,
+            capability,
+            command,
+        } => return container::exec(image, capability, command).map(|()| false),
         _ => {}
     }
     interrupt::install(Policy::Unwind)?;
@@ -96,6 +115,6 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),
-        Verb::Sockets | Verb::WithoutBpf { .. } => Ok(true),
+        Verb::Sockets | Verb::WithoutBpf { .. } | Verb::InImage { .. } => Ok(true),
     }
 }

@@ -63,8 +63,9 @@ async fn watch<T: Decode>(strategy: InitialListStrategy) -> (Watch<T>, mpsc::Rec
         initial_list_strategy: strategy,
         ..Default::default()
     };
-    let outages = Outages::new(server.url().into());
-    let watch = Watch::new(&server, config, "n", sender, outages, Skipped::default());
+    let watches = Watches::default();
+    let outages = Outages::new(server.url().into(), watches.clone());
+    let watch = Watch::new(&server, config, "n", sender, outages, watches, Skipped::default());
     (watch, batches)
 }
 
@@ -211,7 +212,7 @@ async fn a_kind_that_older_servers_do_not_know_is_an_empty_list_there() {
             objects: Vec::new(),
             unreadable: Vec::new(),
         });
-        assert_eq!(batches.try_recv().unwrap(), [nothing]);
+        assert_eq!(batches.try_recv().unwrap().events, [nothing]);
     }
 }
 
