@@ -22,18 +22,22 @@ pub fn cleanup(bpffs: &Path) -> anyhow::Result<Vec<String>> {
     if let Err(error) = &pins {
         warn!("nothing is pinned: {error:#}");
     }
-    remove(pins.ok())
+    // Who made the qdisc of a filter of ours is not known any more. If nothing else is on it, it is most likely ours, and
+    // empty in any case.
+    remove(pins.ok(), Qdisc::Made)
 }
 
-/// The same for an agent of another plane, which may have no `bpffs` and no use for one.
+/// The same for an agent of another plane, which may have no `bpffs` and no use for one. Traffic goes on meanwhile, so the
+/// clsact qdisc of a link stays, empty: many a kernel takes the link down for packets while one goes (6.1 does, by
+/// `dev_deactivate`).
 ///
 /// # Errors
 /// As for [`cleanup`].
 pub fn remove_leftovers(bpffs: &Path) -> anyhow::Result<Vec<String>> {
-    remove(Pins::new(bpffs).ok())
+    remove(Pins::new(bpffs).ok(), Qdisc::Found)
 }
 
-fn remove(pins: Option<Pins>) -> anyhow::Result<Vec<String>> {
+fn remove(pins: Option<Pins>, qdisc: Qdisc) -> anyhow::Result<Vec<String>> {
     capabilities::check_to_clean_up()?;
     let mut removed = Vec::new();
     // Makes the folder where there is none, so that an agent that starts meanwhile is told.
@@ -44,9 +48,7 @@ fn remove(pins: Option<Pins>) -> anyhow::Result<Vec<String>> {
     }
     for link in nix::net::if_::if_nameindex().context("cannot list the links")?.iter() {
         let name = link.name().to_string_lossy();
-        // Who made the qdisc of a filter of ours is not known any more. If nothing else is on it, it is
-        // most likely ours, and empty in any case.
-        match clsact::detach(link.index(), Qdisc::Made) {
+        match clsact::detach(link.index(), qdisc) {
             Ok(filters) => {
                 removed.extend(filters.into_iter().map(|filter| format!("filter {filter} on {name}")));
             }
