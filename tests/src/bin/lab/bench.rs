@@ -19,6 +19,7 @@ mod services_map;
 mod site;
 mod statistics;
 mod target;
+mod writer;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -160,13 +160,17 @@ fn docs() -> PathBuf {
         .join("benchmarks")
 }
 
+/// Names another folder for what a run keeps.
+const WORK_FOLDER: &str = "LB_BENCH_DIR";
+
 /// Where a run keeps what the next one can go on with: in cargo's target folder, where this program is.
 fn work_folder() -> Result<PathBuf> {
+    if let Some(folder) = env::var_os(WORK_FOLDER) {
+        return Ok(folder.into());
+    }
     let me = env::current_exe().context("finding this program")?;
     let target = me.ancestors().nth(2).context("this program is in no target folder")?;
-    let folder = target.join("bench");
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    Ok(folder)
+    Ok(target.join("bench"))
 }
 
 /// What tells these programs from those of another build: figures of the two are no figures of one run.

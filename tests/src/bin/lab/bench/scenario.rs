@@ -1,6 +1,7 @@
 //! What is measured of each target, a file a scenario.
 
 mod bystander;
+mod churn;
 mod connect;
 mod packet;
 mod programming;
@@ -27,6 +28,8 @@ pub(crate) enum Name {
     Bystander,
     /// Nanoseconds that the programs on links take for a packet
     Packet,
+    /// New connections while endpoints change all the time
+    Churn,
     /// From a write to the API server to the first packet that follows it; starts; memory
     Programming,
 }
@@ -39,6 +42,7 @@ impl Name {
             Self::Request => &request::Request,
             Self::Bystander => &bystander::Bystander,
             Self::Packet => &packet::PacketTime,
+            Self::Churn => &churn::Churn,
             Self::Programming => &programming::Programming,
         }
     }

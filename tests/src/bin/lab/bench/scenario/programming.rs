@@ -4,8 +4,6 @@
 //! and again; then those of one in a hundred, all at once; then it is ended, a Service changes, and it starts anew. Who says
 //! when is a client in a pod, which asks the Service all the while which endpoint answers.
 
-use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::sync::mpsc;
@@ -13,29 +11,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::Client as KubeClient;
-use kube::api::{Api, Patch, PatchParams};
 use lb_tests::interrupt;
-use lb_tests::manifests::{NAMESPACE, Service};
+use lb_tests::manifests::Service;
 use lb_tests::stage::Family;
-use serde_json::json;
-use tokio::runtime::Runtime;
 
-use super::super::objects;
 use super::super::probe;
 use super::super::proxy::Proxy;
 use super::super::recorder::Recorder;
 use super::super::sample::{Times, Unit, histogram};
 use super::super::site::{Client, Site};
 use super::super::target::Target;
+use super::super::writer::{Writer, changed, number_of};
 use super::{Begin, Effort, Place, Scenario};
 
 /// Longer than any of it takes that works.
 const LIMIT: Duration = Duration::from_secs(600);
-/// How many writes are on their way at once where many are made.
-const AT_ONCE: usize = 8;
 /// Between two single changes. kube-proxy lets a second go by between two writes, which a change that comes sooner would
 /// have to wait for.
 const REST: Duration = Duration::from_millis(1200);
@@ -65,11 +55,7 @@ impl Scenario for Programming {
         cold_start(place, recorder)?;
         let cluster = place.cluster;
         cluster.with_client(|runtime, client| {
-            let api = Writer {
-                runtime,
-                client,
-                written: RefCell::default(),
-            };
+            let api = Writer::new(runtime, client);
             let measured = single_changes(place, &api, recorder)
                 .and_then(|()| many_changes(place, &api, recorder))
                 .and_then(|()| restart(place, &api, recorder));
@@ -217,7 +203,7 @@ fn change(site: &Site, api: &Writer<'_>, changed: &Service) -> Result<Change> {
 
 /// Asks a Service from the client's pod until one of its endpoints answers, and says when that was.
 fn until_follows(site: &Site, service: &Service, within: Duration) -> Result<Instant> {
-    let to = site.address(Client::Pod, number(service)?, Family::V4)?;
+    let to = site.address(Client::Pod, number_of(service)?, Family::V4)?;
     let endpoints: Vec<IpAddr> = service.endpoints.iter().map(|endpoint| endpoint.addresses[0]).collect();
     probe::until_answered(
         site.client_pod().netns(),
@@ -225,64 +211,6 @@ fn until_follows(site: &Site, service: &Service, within: Duration) -> Result<Ins
         move |address| endpoints.contains(&address),
         within,
     )
-}
-
-fn number(service: &Service) -> Result<usize> {
-    let number = objects::number_of(service.cluster_ips[0]);
-    number.with_context(|| format!("{} has no number", service.name))
-}
-
-/// A Service with other endpoints than it has, all of them on the same node: those of this generation, of which the first is
-/// that of [`objects::service`].
-fn changed(number: usize, endpoints: usize, generation: usize) -> Result<Service> {
-    let mut service = objects::service(number, 0)?;
-    let number = u16::try_from(number)?;
-    let of_generation = (0..endpoints).map(|endpoint| objects::endpoint(number, generation * endpoints + endpoint));
-    service.endpoints = of_generation.collect::<Result<_>>()?;
-    Ok(service)
-}
-
-/// Writes to the API server.
-struct Writer<'a> {
-    runtime: &'a Runtime,
-    client: &'a KubeClient,
-    /// The numbers of the Services that were written to.
-    written: RefCell<BTreeSet<usize>>,
-}
-
-impl Writer<'_> {
-    /// Writes the IPv4 endpoints of a Service.
-    fn write(&self, service: &Service) -> Result<()> {
-        self.written.borrow_mut().insert(number(service)?);
-        self.runtime.block_on(write(self.client, service))
-    }
-
-    /// Writes those of several, a few at a time.
-    fn write_all(&self, services: &[Service]) -> Result<()> {
-        for service in services {
-            self.written.borrow_mut().insert(number(service)?);
-        }
-        let writes = services.iter().map(|service| write(self.client, service));
-        let all = stream::iter(writes).buffer_unordered(AT_ONCE).try_collect::<()>();
-        self.runtime.block_on(all)
-    }
-
-    /// Writes what those had before that were written to.
-    fn restore(&self, endpoints: usize) -> Result<()> {
-        let written = self.written.take();
-        let before = written.into_iter().map(|number| objects::service(number, endpoints));
-        self.write_all(&before.collect::<Result<Vec<_>>>()?)
-    }
-}
-
-async fn write(client: &KubeClient, service: &Service) -> Result<()> {
-    interrupt::check()?;
-    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
-    let slice = &service.slices()[0];
-    let name = slice.metadata.name.as_deref().context("a slice has a name")?;
-    let patch = Patch::Merge(json!({ "endpoints": slice.endpoints }));
-    let patched = slices.patch(name, &PatchParams::default(), &patch).await;
-    patched.context("changing an EndpointSlice").map(drop)
 }
 
 /// What the kernel has taken for itself and could not give back, in bytes: where maps and rules are.
@@ -307,17 +235,6 @@ fn kernel_memory_of(meminfo: &str) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_generation_of_endpoints_has_addresses_of_its_own() {
-        let mut seen = BTreeSet::new();
-        assert_eq!(changed(7, 10, 0).unwrap(), objects::service(7, 10).unwrap());
-        for generation in 0..5 {
-            for endpoint in changed(7, 10, generation).unwrap().endpoints {
-                assert!(seen.insert(endpoint.addresses), "{endpoint:?} again");
-            }
-        }
-    }
 
     #[test]
     fn memory_of_the_kernel_is_what_it_cannot_give_back() {
