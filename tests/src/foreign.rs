@@ -10,7 +10,7 @@ use aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 
 use crate::bpffs::Bpffs;
 use crate::netns::Netns;
-use crate::raw_bpf::{self, BPF_PSEUDO_MAP_FD, Instruction, Kind, Map};
+use crate::raw_bpf::{self, BPF_PSEUDO_MAP_FD, Instruction, Kind, Map, Use};
 
 /// What the program says of each packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -141,5 +141,5 @@ fn load(name: &str, counter: &Map, verdict: Verdict) -> io::Result<OwnedFd> {
         (0xb7, 0, 0, 0, verdict),                          // r0 = verdict
         (0x95, 0, 0, 0, 0),                                // exit
     ];
-    raw_bpf::load(name, &program)
+    raw_bpf::load(name, Use::Link, &program)
 }

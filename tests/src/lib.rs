@@ -11,6 +11,7 @@
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
 //! * [`packet`], [`capture`], [`sniffer`]: single packets, made, caught and verified.
+//! * [`flood`]: as many packets as the kernel can make.
 //! * [`rerun`]: a program over and over, each time with a packet as it came.
 //! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
@@ -53,6 +54,7 @@ pub mod churn;
 pub mod client;
 pub mod controlplane;
 pub mod ethtool;
+pub mod flood;
 pub mod foreign;
 pub mod fuzz;
 pub mod hooks;

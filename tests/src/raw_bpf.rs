@@ -13,7 +13,6 @@ const BPF_MAP_LOOKUP_ELEM: libc::c_int = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 
 /// What a map's number is marked with in the instruction that loads it.
 pub(crate) const BPF_PSEUDO_MAP_FD: u8 = 1;
@@ -25,6 +24,15 @@ pub(crate) enum Kind {
     Array = 2,
     /// Of programs to go on with.
     Programs = 3,
+}
+
+/// What a program is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Use {
+    /// Packets on links.
+    Link = 3,
+    /// Packets before the kernel has made anything of them (XDP).
+    Driver = 6,
 }
 
 /// An instruction: opcode, destination and source register, offset, immediate value.
@@ -131,8 +139,8 @@ impl Map {
     }
 }
 
-/// Loads a program for packets on links. The kernel keeps 15 bytes of its name.
-pub(crate) fn load(name: &str, program: &[Instruction]) -> io::Result<OwnedFd> {
+/// Loads a program. The kernel keeps 15 bytes of its name.
+pub(crate) fn load(name: &str, what_for: Use, program: &[Instruction]) -> io::Result<OwnedFd> {
     let mut code = Vec::new();
     for (opcode, destination, source, offset, value) in program {
         code.extend([*opcode, source << 4 | destination]);
@@ -141,7 +149,7 @@ pub(crate) fn load(name: &str, program: &[Instruction]) -> io::Result<OwnedFd> {
     }
     let licence: &CStr = c"GPL";
     let mut attr = ProgramAttr {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
+        kind: what_for as u32,
         instructions: u32::try_from(program.len()).map_err(io::Error::other)?,
         code: code.as_ptr() as u64,
         licence: licence.as_ptr() as u64,

@@ -14,7 +14,7 @@ use aya::{TestRun as _, TestRunOptions};
 
 use crate::bpffs::Bpffs;
 use crate::network::Node;
-use crate::raw_bpf::{self, BPF_PSEUDO_MAP_FD, Instruction, Kind, Map};
+use crate::raw_bpf::{self, BPF_PSEUDO_MAP_FD, Instruction, Kind, Map, Use};
 
 /// What the kernel takes a context (`struct __sk_buff`) for, and where the mark stands in it.
 const CONTEXT: usize = 192;
@@ -87,8 +87,8 @@ impl Rerun {
         let cursor = Map::new(Kind::Array, 8, 1).context("making a map")?;
         let next = Map::new(Kind::Programs, 4, 1).context("making a map of programs")?;
         // r0 = TC_ACT_UNSPEC; exit
-        let nothing = raw_bpf::load("nothing", &[(0xb7, 0, 0, 0, -1), (0x95, 0, 0, 0, 0)])?;
-        let loaded = raw_bpf::load("rerun", &instructions(&cursor, &map, &next, length, count))
+        let nothing = raw_bpf::load("nothing", Use::Link, &[(0xb7, 0, 0, 0, -1), (0x95, 0, 0, 0, 0)])?;
+        let loaded = raw_bpf::load("rerun", Use::Link, &instructions(&cursor, &map, &next, length, count))
             .context("loading the program that repeats")?;
         // Pinned only for the moment in which aya takes it over.
         let bpffs = Bpffs::new()?;

@@ -25,6 +25,8 @@ use crate::progress::{Step, say};
 const PORT: u16 = 6443;
 /// The folder of etcd's data in that of a control plane.
 const DATA: &str = "etcd";
+/// After how many more Services what has been made is kept: so much is lost at most if it is interrupted.
+const AT_A_TIME: usize = 1000;
 /// Changes when the objects do, so that those that are kept of older ones are of no use.
 const LAYOUT: u32 = 1;
 
@@ -43,13 +45,20 @@ impl Cluster {
             folder: kept.to_owned(),
             endpoints,
         };
-        if !states.path(services).is_dir() {
-            let base = states.largest_below(services)?;
-            let cluster = Self::from(base.map(|base| states.path(base)).as_deref())?;
-            let missing = (base.unwrap_or(0)..services).map(|number| objects::exposed(number, endpoints));
+        let mut made = states.largest_below(services + 1)?;
+        let mut made_here = None;
+        while made != Some(services) {
+            let base = made.unwrap_or(0);
+            let next = services.min(base + AT_A_TIME);
+            let cluster = Self::from(made.map(|base| states.path(base)).as_deref())?;
+            let missing = (base..next).map(|number| objects::exposed(number, endpoints));
             let missing: Vec<Service> = missing.collect::<Result<_>>()?;
             cluster.with_client(|runtime, client| runtime.block_on(objects::create(client, &missing)))?;
-            states.keep(services, cluster)?;
+            states.keep(next, cluster)?;
+            if let Some(step) = made_here.replace(next) {
+                states.drop(step)?;
+            }
+            made = Some(next);
         }
         Self::from(Some(&states.path(services)))
     }
@@ -143,6 +152,12 @@ impl States {
             largest = largest.max(number.filter(|number| *number < services));
         }
         Ok(largest)
+    }
+
+    /// Removes what was kept on the way to more.
+    fn drop(&self, services: usize) -> Result<()> {
+        let path = self.path(services);
+        fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))
     }
 
     /// Ends a cluster, and keeps what its etcd has.

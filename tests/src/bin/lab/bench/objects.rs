@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Service as ServiceObject;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{Api, PostParams};
+use k8s_openapi::api::networking::v1::IPAddress;
+use kube::api::{Api, DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use lb_tests::client::Protocol;
@@ -126,6 +127,33 @@ pub(crate) async fn client(kubeconfig: &Path) -> Result<Client> {
     Client::try_from(config).context("making a client of the API server")
 }
 
+/// Nothing but what has made the object: the client asks again where a busy server has not answered.
+fn made<T>(result: kube::Result<T>) -> kube::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the API server says that a Service's address is taken.
+fn is_taken(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 422 && status.message.contains("already allocated"))
+}
+
+/// Gives addresses of Services back that no Service has.
+async fn release(client: &Client, addresses: [IpAddr; 2]) -> Result<()> {
+    let objects: Api<IPAddress> = Api::all(client.clone());
+    for address in addresses {
+        match objects.delete(&address.to_string(), &DeleteParams::default()).await {
+            Ok(_) => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error).with_context(|| format!("giving {address} back")),
+        }
+    }
+    Ok(())
+}
+
 /// Writes the objects of all of them: first all Services, then all EndpointSlices.
 pub(crate) async fn create(client: &Client, services: &[Service]) -> Result<()> {
     let step = Step::of(
@@ -134,10 +162,18 @@ pub(crate) async fn create(client: &Client, services: &[Service]) -> Result<()> 
     );
     let objects: Api<ServiceObject> = Api::namespaced(client.clone(), NAMESPACE);
     let write = |service: &Service| {
-        let (objects, object, step) = (objects.clone(), service.service(), &step);
+        let (object, step, objects) = (service.service(), &step, &objects);
+        let addresses = service.cluster_ips;
         async move {
             interrupt::check()?;
-            objects.create(&PostParams::default(), &object).await?;
+            let created = objects.create(&PostParams::default(), &object).await;
+            if created.as_ref().is_err_and(is_taken) {
+                // A busy server has taken the addresses, and given up before it had made the Service.
+                release(client, addresses).await?;
+                made(objects.create(&PostParams::default(), &object).await)?;
+            } else {
+                made(created)?;
+            }
             step.advance();
             anyhow::Ok(())
         }
@@ -152,7 +188,7 @@ pub(crate) async fn create(client: &Client, services: &[Service]) -> Result<()> 
         let (slices, step) = (slices.clone(), &step);
         async move {
             interrupt::check()?;
-            slices.create(&PostParams::default(), &slice).await?;
+            made(slices.create(&PostParams::default(), &slice).await)?;
             step.advance();
             anyhow::Ok(())
         }

@@ -3,6 +3,7 @@
 mod bystander;
 mod churn;
 mod connect;
+mod flood;
 mod packet;
 mod programming;
 mod request;
@@ -28,6 +29,8 @@ pub(crate) enum Name {
     Bystander,
     /// Nanoseconds that the programs on links take for a packet
     Packet,
+    /// As many packets as the kernel can make, on the uplink
+    Flood,
     /// New connections while endpoints change all the time
     Churn,
     /// From a write to the API server to the first packet that follows it; starts; memory
@@ -42,6 +45,7 @@ impl Name {
             Self::Request => &request::Request,
             Self::Bystander => &bystander::Bystander,
             Self::Packet => &packet::PacketTime,
+            Self::Flood => &flood::PacketFlood,
             Self::Churn => &churn::Churn,
             Self::Programming => &programming::Programming,
         }

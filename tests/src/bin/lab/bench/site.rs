@@ -202,6 +202,19 @@ impl Site {
         times.sum::<Result<_>>()
     }
 
+    /// How many packets have come to the pod behind all endpoints of a node.
+    pub(crate) fn delivered(&self, node: u8) -> Result<u64> {
+        let pod = self
+            .backends
+            .get(usize::from(node) - 1)
+            .context("there are two nodes")?;
+        let text = pod
+            .netns()
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
+        received(&text.context("reading the counters of links")?, plan::UPLINK)
+            .with_context(|| format!("{} is not among the links", plan::UPLINK))
+    }
+
     /// Where iptables has a client's Services, in the order of its rules: none if it is not by iptables that they are
     /// served. It goes through them one by one, in an order that is another one each time that they are written.
     pub(crate) fn iptables_order(&self, client: Client) -> Result<Option<Vec<usize>>> {
@@ -218,6 +231,19 @@ impl Site {
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(Some(order_of_rules(&text, client)))
     }
+}
+
+/// How many packets a link has received, of the text that the kernel has about all links.
+fn received(text: &str, link: &str) -> Option<u64> {
+    let of_link = |line: &str| {
+        line.trim_start()
+            .strip_prefix(link)?
+            .strip_prefix(':')
+            .map(str::to_owned)
+    };
+    let counters = text.lines().find_map(of_link)?;
+    // Bytes come first.
+    counters.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// The numbers of the Services that a client dials, in the order of the rules that it comes by first.
@@ -343,6 +369,18 @@ pub(crate) fn processor() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_that_a_link_has_received_are_read() {
+        let text = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:     100       2    0    0    0     0          0         0      100       2    0    0    0     0       0          0
+  eth0: 1234567    8901    0    0    0     0          0         0       90       1    0    0    0     0       0          0
+";
+        assert_eq!(received(text, "eth0"), Some(8901));
+        assert_eq!(received(text, "eth"), None);
+    }
 
     #[test]
     fn the_order_of_rules_is_that_of_their_lines() {
