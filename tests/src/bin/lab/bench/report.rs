@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use super::environment::Environment;
 use super::journal::Measured;
 use super::row::{self, Row};
-use super::sample::{Distribution, Sample};
+use super::sample::{Overall, Sample, overall};
 
 /// All of a run, as `raw.json` has it: rows follow from it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Raw {
     pub(crate) environment: Environment,
     pub(crate) samples: Vec<Sample>,
-    pub(crate) distributions: Vec<Distribution>,
+    pub(crate) distributions: Vec<Overall>,
     /// What could not be measured, and why.
     pub(crate) notes: Vec<String>,
 }
@@ -29,7 +29,7 @@ impl Raw {
         Self {
             environment,
             samples: measured.samples,
-            distributions: measured.distributions,
+            distributions: overall(&measured.distributions),
             notes: measured.notes,
         }
     }
@@ -74,9 +74,9 @@ fn remove_plots(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a file of JSON, a line an element where it is an array of objects at the top or below.
+/// Writes a file of JSON.
 pub(crate) fn json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let json = serde_json::to_string_pretty(value).context("writing results as JSON")?;
+    let json = serde_json::to_string(value).context("writing results as JSON")?;
     text(path, &(json + "\n"))
 }
 
@@ -90,7 +90,7 @@ mod tests {
 
     use lb_tests::owner::Folder;
 
-    use super::super::sample::{Subject, Times, Unit};
+    use super::super::sample::{Distribution, Sample, Subject, Times, Unit};
     use super::super::target::Target;
     use super::*;
 
@@ -125,23 +125,23 @@ mod tests {
             metric: metric.into(),
             unit,
         };
-        let mut raw = Raw::new(environment(), Measured::default());
-        raw.notes.push("flood of nftables: no such device".into());
+        let mut measured = Measured::default();
+        measured.notes.push("flood of nftables: no such device".into());
         for (target, factor) in [(Target::LbAgent, 1.0), (Target::Nftables, 0.5)] {
             for (services, round) in [(1, 0), (1, 1), (100, 0), (100, 1)] {
-                raw.samples.push(Sample {
+                measured.samples.push(Sample {
                     subject: subject(services, "connections", Unit::PerSecond),
                     target,
                     round,
                     value: factor * (9000.0 + f64::from(round)),
                 });
-                raw.samples.push(Sample {
+                measured.samples.push(Sample {
                     subject: subject(services, "connect p50", Unit::Microseconds),
                     target,
                     round,
                     value: (40.0 + f64::from(round)) / factor,
                 });
-                raw.distributions.push(Distribution {
+                measured.distributions.push(Distribution {
                     subject: subject(services, "connect", Unit::Microseconds),
                     target,
                     round,
@@ -149,7 +149,7 @@ mod tests {
                 });
             }
         }
-        raw
+        Raw::new(environment(), measured)
     }
 
     #[test]

@@ -82,6 +82,45 @@ pub(crate) struct Distribution {
     pub(crate) times: Times,
 }
 
+/// The same of all rounds together.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Overall {
+    #[serde(flatten)]
+    pub(crate) subject: Subject,
+    pub(crate) target: Target,
+    pub(crate) times: Times,
+}
+
+/// Of each metric and target the times with the most services, of all rounds together, as exactly as a plot can show them:
+/// all of them are too much to keep for good.
+pub(crate) fn overall(distributions: &[Distribution]) -> Vec<Overall> {
+    let mut all: Vec<Overall> = Vec::new();
+    for distribution in distributions {
+        let Distribution {
+            subject, target, times, ..
+        } = distribution;
+        let same = |other: &&mut Overall| {
+            let of_these = Subject {
+                services: subject.services,
+                ..other.subject.clone()
+            };
+            other.target == *target && of_these == *subject
+        };
+        match all.iter_mut().find(same) {
+            Some(found) if found.subject.services == subject.services => found.times.merge(times),
+            Some(found) if found.subject.services > subject.services => {}
+            Some(found) => (found.subject, found.times) = (subject.clone(), times.clone()),
+            None => all.push(Overall {
+                subject: subject.clone(),
+                target: *target,
+                times: times.clone(),
+            }),
+        }
+    }
+    all.iter_mut().for_each(|overall| overall.times.thin_out());
+    all
+}
+
 /// How many operations took how long: pairs of nanoseconds, which rise, and a number.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -111,6 +150,22 @@ impl Times {
             seen += count;
             (seen as f64 >= wanted).then_some(*time)
         })
+    }
+
+    /// Puts those together that differ by less than a hundredth, at the longest of them.
+    fn thin_out(&mut self) {
+        let mut thin: Vec<(u64, u64)> = Vec::new();
+        let mut first = 0;
+        for (time, count) in self.0.drain(..) {
+            match thin.last_mut() {
+                Some(last) if time - first < first / 100 => *last = (time, last.1 + count),
+                _ => {
+                    first = time;
+                    thin.push((time, count));
+                }
+            }
+        }
+        self.0 = thin;
     }
 
     /// All of both.
@@ -174,6 +229,32 @@ mod tests {
         times.merge(&Times(vec![(3, 1), (5, 4)]));
         assert_eq!(times, Times(vec![(1, 2), (3, 1), (5, 5)]));
         assert_eq!(times.count(), 8);
+    }
+
+    #[test]
+    fn what_is_kept_is_all_rounds_with_the_most_services_to_a_hundredth() {
+        let distribution = |services, round, times: &[(u64, u64)]| Distribution {
+            subject: Subject {
+                scenario: "connect".into(),
+                case: "pod-last".into(),
+                services,
+                endpoints: 2,
+                metric: "connect".into(),
+                unit: Unit::Microseconds,
+            },
+            target: Target::None,
+            round,
+            times: Times(times.to_vec()),
+        };
+        let overall = overall(&[
+            distribution(1, 0, &[(50, 1)]),
+            distribution(100, 0, &[(10_000, 1), (10_050, 2)]),
+            distribution(100, 1, &[(10_080, 3), (10_150, 4)]),
+            distribution(10, 0, &[(60, 1)]),
+        ]);
+        let [kept] = &overall[..] else { panic!("{overall:?}") };
+        assert_eq!(kept.subject.services, 100);
+        assert_eq!(kept.times, Times(vec![(10_080, 6), (10_150, 4)]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::prelude::*;
 
 use super::super::row::Row;
-use super::super::sample::{Distribution, Subject, Times};
+use super::super::sample::{Overall, Subject, Times};
 use super::super::target::Target;
 
 const SIZE: (u32, u32) = (720, 420);
@@ -17,21 +17,21 @@ const SIZE: (u32, u32) = (720, 420);
 type Series = BTreeMap<Target, Vec<(f64, f64)>>;
 
 /// The files of all plots, with their content.
-pub(super) fn all(rows: &[Row], distributions: &[Distribution]) -> Result<Vec<(String, String)>> {
+pub(super) fn all(rows: &[Row], distributions: &[Overall]) -> Result<Vec<(String, String)>> {
     let mut plots = Vec::new();
     for (name, (subject, series)) in over_services(rows) {
         plots.push((name, lines(&subject, &series)?));
     }
-    for (name, (subject, times)) in of_most_services(distributions) {
+    for (name, (subject, times)) in by_metric(distributions) {
         plots.push((name, cumulative(&subject, &times)?));
     }
     Ok(plots)
 }
 
 /// The names of their files.
-pub(super) fn names(rows: &[Row], distributions: &[Distribution]) -> Vec<String> {
+pub(super) fn names(rows: &[Row], distributions: &[Overall]) -> Vec<String> {
     let lines = over_services(rows).into_keys();
-    lines.chain(of_most_services(distributions).into_keys()).collect()
+    lines.chain(by_metric(distributions).into_keys()).collect()
 }
 
 /// What was measured with several numbers of services.
@@ -49,19 +49,14 @@ fn over_services(rows: &[Row]) -> BTreeMap<String, (Subject, Series)> {
     plots
 }
 
-/// Of each metric the times with the most services, of all rounds together.
-fn of_most_services(distributions: &[Distribution]) -> BTreeMap<String, (Subject, BTreeMap<Target, Times>)> {
+/// The times of all targets, by what they are of.
+fn by_metric(distributions: &[Overall]) -> BTreeMap<String, (Subject, BTreeMap<Target, Times>)> {
     let mut plots: BTreeMap<String, (Subject, BTreeMap<Target, Times>)> = BTreeMap::new();
     for distribution in distributions {
         let name = name(&distribution.subject, "-cdf");
         let new = || (distribution.subject.clone(), BTreeMap::new());
-        let (subject, times) = plots.entry(name).or_insert_with(new);
-        if subject.services < distribution.subject.services {
-            (*subject, *times) = new();
-        }
-        if subject.services == distribution.subject.services {
-            times.entry(distribution.target).or_default().merge(&distribution.times);
-        }
+        let (_, times) = plots.entry(name).or_insert_with(new);
+        times.insert(distribution.target, distribution.times.clone());
     }
     plots
 }
@@ -213,8 +208,8 @@ mod tests {
     }
 
     #[test]
-    fn a_distribution_is_that_with_the_most_services_of_all_rounds() {
-        let plots = of_most_services(&raw().distributions);
+    fn a_step_has_the_part_that_took_no_longer() {
+        let plots = by_metric(&raw().distributions);
         let (subject, times) = &plots["connect-pod-last-connect-cdf.svg"];
         assert_eq!(subject.services, 100);
         assert_eq!(times[&Target::LbAgent].count(), 200);
