@@ -239,9 +239,6 @@ impl Run {
             });
             match served {
                 Ok(site) => {
-                    if self.offloads.is_none() {
-                        self.offloads = Some(site.offloads()?.into_iter().map(str::to_owned).collect());
-                    }
                     sites.insert(target, site);
                     step.done();
                 }
@@ -284,7 +281,11 @@ impl Run {
                 for target in target::order(&targets, round.round) {
                     interrupt::check()?;
                     let mut recorder = Recorder::new(scenario.name(), (services, endpoints), target, round.round);
+                    let offloads = &mut self.offloads;
                     let result = with_site(target, &mut |site| {
+                        if offloads.is_none() {
+                            *offloads = Some(site.offloads()?.into_iter().map(str::to_owned).collect());
+                        }
                         let mut place = Place {
                             site,
                             cluster,
