@@ -38,6 +38,21 @@ impl Cgroup {
         &self.path
     }
 
+    /// Takes a process in, and what it starts from now on.
+    pub fn adopt(&self, pid: u32) -> Result<()> {
+        let file = self.path.join("cgroup.procs");
+        fs::write(&file, pid.to_string()).with_context(|| format!("moving the process {pid} to {}", file.display()))
+    }
+
+    /// The processor time of all processes that are or were in it.
+    pub fn processor(&self) -> Result<Duration> {
+        let file = self.path.join("cpu.stat");
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        let microseconds = text.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        let microseconds = microseconds.with_context(|| format!("{} has no usage_usec", file.display()))?;
+        Ok(Duration::from_micros(microseconds.trim().parse()?))
+    }
+
     /// The pids of the processes in it.
     pub fn processes(&self) -> Result<Vec<i32>> {
         processes(&self.path)
@@ -108,6 +123,23 @@ fn processes(path: &Path) -> Result<Vec<i32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_time_of_a_process_and_its_children_is_counted_when_they_are_gone() {
+        let cgroup = Cgroup::new().unwrap();
+        let mut command = std::process::Command::new("sh");
+        // It waits for a line, so that it is inside before it starts anything.
+        command.args([
+            "-c",
+            "read line; sh -c 'i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done'",
+        ]);
+        let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        cgroup.adopt(child.id()).unwrap();
+        let before = cgroup.processor().unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"go\n").unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(cgroup.processor().unwrap() > before);
+    }
 
     #[test]
     fn dropping_it_kills_what_is_inside() {

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 pub use detached::{DownOptions, UpOptions, down, up};
-pub use kube_proxy::{KubeProxy, KubeProxyOptions, Mode, output as kube_proxy_output};
+pub use kube_proxy::{IptablesTools, KubeProxy, KubeProxyOptions, Mode, output as kube_proxy_output};
 pub use tools::{kubernetes_version, tools_dir};
 
 use crate::patience::patient;

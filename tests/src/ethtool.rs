@@ -12,6 +12,9 @@ use crate::netns::Netns;
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GTXCSUM: u32 = 0x16;
 const ETHTOOL_STXCSUM: u32 = 0x17;
+const ETHTOOL_GTSO: u32 = 0x1e;
+const ETHTOOL_GGSO: u32 = 0x23;
+const ETHTOOL_GGRO: u32 = 0x2b;
 
 /// `struct ethtool_value`
 #[repr(C)]
@@ -38,6 +41,24 @@ pub fn set_tx_checksum(netns: &Netns, link: &str, on: bool) -> Result<()> {
         netns.name()
     );
     Ok(())
+}
+
+/// Which offloads of a link are on, by the names that the program ethtool has for them.
+pub fn offloads(netns: &Netns, link: &str) -> Result<Vec<&'static str>> {
+    const ALL: [(&str, u32); 4] = [
+        ("tx-checksumming", ETHTOOL_GTXCSUM),
+        ("tcp-segmentation-offload", ETHTOOL_GTSO),
+        ("generic-segmentation-offload", ETHTOOL_GGSO),
+        ("generic-receive-offload", ETHTOOL_GGRO),
+    ];
+    let ask = || ALL.map(|(name, command)| Ok((name, ethtool(link, command, 0)? != 0)));
+    let all: io::Result<Vec<_>> = netns.run(ask)?.into_iter().collect();
+    let all = all.with_context(|| format!("reading the offloads of {link} in {}", netns.name()))?;
+    Ok(all
+        .into_iter()
+        .filter(|(_, is_on)| *is_on)
+        .map(|(name, _)| name)
+        .collect())
 }
 
 fn ethtool(link: &str, command: u32, data: u32) -> io::Result<u32> {

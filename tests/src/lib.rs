@@ -11,6 +11,8 @@
 //! * [`tun`]: a link without Ethernet header.
 //! * [`server`], [`place`], [`client`]: who answers, where sockets are made, who asks.
 //! * [`packet`], [`capture`], [`sniffer`]: single packets, made, caught and verified.
+//! * [`flood`]: as many packets as the kernel can make.
+//! * [`rerun`]: a program over and over, each time with a packet as it came.
 //! * [`fuzz`]: a great many packets, made up, through the programs alone.
 //! * [`manifests`], [`source`], [`controlplane`]: objects, and where agents have them from.
 //! * [`relay`]: one API server for networks that do not meet.
@@ -55,6 +57,7 @@ pub mod container;
 pub mod controlplane;
 pub mod ethtool;
 pub mod exposition;
+pub mod flood;
 pub mod foreign;
 pub mod fuzz;
 pub mod hooks;
@@ -74,7 +77,9 @@ pub mod patience;
 pub mod place;
 pub mod plane;
 pub mod process;
+mod raw_bpf;
 pub mod relay;
+pub mod rerun;
 mod runtime;
 pub mod server;
 pub mod sniffer;

@@ -12,7 +12,7 @@ use futures::TryStreamExt as _;
 use netlink_packet_route::address::AddressAttribute;
 use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
-use netlink_packet_route::route::RouteScope;
+use netlink_packet_route::route::{RouteScope, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
 use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
 
@@ -272,6 +272,20 @@ impl Netlink {
             Ok(runtime().block_on(self.handle.route().add(builder.build()).execute())?)
         };
         add().with_context(|| format!("adding a route to {} by link {}", route.to, route.link))
+    }
+
+    /// Makes every address of a network the namespace's own, on its loopback link.
+    pub fn add_local(&self, network: Cidr) -> Result<()> {
+        let add = || -> Result<()> {
+            let route = RouteMessageBuilder::<IpAddr>::new()
+                .destination_prefix(network.address, network.length)?
+                .output_interface(self.link("lo")?.index)
+                .kind(RouteType::Local)
+                .scope(RouteScope::Host)
+                .table_id(libc::RT_TABLE_LOCAL.into());
+            Ok(runtime().block_on(self.handle.route().add(route.build()).execute())?)
+        };
+        add().with_context(|| format!("making {network} the namespace's own"))
     }
 
     /// Adds a neighbour that need not be asked for its Ethernet address.

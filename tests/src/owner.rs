@@ -92,6 +92,33 @@ pub fn sweep() {
     }
 }
 
+/// What is there of a process of this harness that has ended: control groups, folders, mounts, children.
+pub fn left_of(pid: u32) -> Result<Vec<String>> {
+    let name = format!("{PREFIX}{pid}-");
+    let mut left = Vec::new();
+    for folder in [cgroup::root()?, std::env::temp_dir()] {
+        for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+            let path = entry.context("reading a folder")?.path();
+            left.extend(
+                path.to_string_lossy()
+                    .contains(&name)
+                    .then(|| path.display().to_string()),
+            );
+        }
+    }
+    // Children carry its folders or its descriptors in their arguments. One that ends meanwhile is none.
+    for entry in fs::read_dir("/proc").context("reading /proc")?.flatten() {
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).replace('\0', " ");
+        if command.contains(&name) || command.contains(&format!("/proc/{pid}/fd")) {
+            left.push(command);
+        }
+    }
+    let mounts = fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
+    left.extend(mounts.lines().filter(|line| line.contains(&name)).map(str::to_owned));
+    Ok(left)
+}
+
 fn remove_unnoted(path: &Path) -> Result<()> {
     if path.join("cgroup.procs").exists() {
         return cgroup::remove(path);

@@ -61,13 +61,14 @@ pub const BENCH: Verb = Verb {
     name: "bench",
     profile: Profile::Release,
     components: |args| {
+        // They measure lb-agent alone, with objects out of a folder.
         if args.first().is_some_and(|arg| arg == "links" || arg == "plane") {
             &[]
         } else {
-            Component::FOR_TESTS
+            Component::FOR_PARITY
         }
     },
-    packages: &[],
+    packages: &[packages::IPTABLES],
 };
 
 /// `cargo xtask fuzz`

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -49,11 +50,68 @@ impl Mode {
     }
 }
 
+/// Which programs of iptables it calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IptablesTools {
+    /// Those that the system has under these names.
+    OfTheSystem,
+    /// Those that write the kernel's own tables of iptables.
+    Legacy,
+    /// Those that write tables of nftables.
+    Nft,
+}
+
+impl IptablesTools {
+    /// The programs that it calls, by the names that the variants of each have.
+    const PROGRAMS: [(&'static str, &'static str); 3] = [
+        ("iptables", ""),
+        ("iptables-save", "-save"),
+        ("iptables-restore", "-restore"),
+    ];
+
+    /// The part of a program's name that says which variant it is.
+    const fn variant(self) -> Option<&'static str> {
+        match self {
+            Self::OfTheSystem => None,
+            Self::Legacy => Some("legacy"),
+            Self::Nft => Some("nft"),
+        }
+    }
+
+    /// The name of the program of this variant that prints rules of IPv4.
+    #[must_use]
+    pub fn save(self) -> String {
+        match self.variant() {
+            None => "iptables-save".to_owned(),
+            Some(variant) => format!("iptables-{variant}-save"),
+        }
+    }
+
+    /// Makes a folder in which the usual names lead to these. None where they do so anyway.
+    fn link(self, folder: &Folder) -> Result<Option<PathBuf>> {
+        let Some(variant) = self.variant() else {
+            return Ok(None);
+        };
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).with_context(|| format!("making {}", bin.display()))?;
+        for version in ["", "6"] {
+            for (name, suffix) in Self::PROGRAMS {
+                let name = name.replacen("ip", &format!("ip{version}"), 1);
+                let original = system_program(&format!("ip{version}tables-{variant}{suffix}"))?;
+                symlink(&original, bin.join(&name)).with_context(|| format!("making the link {name}"))?;
+            }
+        }
+        Ok(Some(bin))
+    }
+}
+
 /// How it is configured. What is not here has kube-proxy's own default, but for what a namespace does not allow.
 #[derive(Clone, Debug)]
 pub struct KubeProxyOptions {
     /// `mode`.
     pub mode: Mode,
+    /// What it calls in iptables mode.
+    pub tools: IptablesTools,
     /// `detectLocalMode`: how it tells pods of this node, or of the cluster, from others.
     pub detect_local_mode: String,
     /// `clusterCIDR`: what `detectLocalMode: ClusterCIDR` compares with.
@@ -79,6 +137,13 @@ impl KubeProxy {
     /// It writes nothing before it has the complete lists, so objects that are there before it starts are in its rules
     /// when this returns.
     pub fn start(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions) -> Result<Self> {
+        let mut proxy = Self::spawn(node, cluster, options)?;
+        proxy.wait_synced(node, READY)?;
+        Ok(proxy)
+    }
+
+    /// Starts it without waiting.
+    pub fn spawn(node: &Node, cluster: &ControlPlane, options: &KubeProxyOptions) -> Result<Self> {
         let folder = Folder::new()?;
         let config = folder.path().join("config.json");
         // JSON is YAML.
@@ -93,31 +158,31 @@ impl KubeProxy {
             .env("NO_PROXY", "*")
             .env("no_proxy", "*")
             // It calls nft and iptables, which are not in every user's PATH.
-            .env("PATH", path_with_system_folders())
+            .env("PATH", path(options.tools.link(&folder)?)?)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("duplicating a descriptor")?)
             .stderr(log);
         let child = process::spawn(command, node.netns(), Some(node.cgroup()))?;
-        let mut proxy = Self { child, folder };
-        match proxy.wait_synced(node) {
-            Ok(()) => Ok(proxy),
-            // Its log is no answer to Ctrl-C.
-            Err(error) if error.is::<Interrupted>() => Err(error),
-            Err(error) => {
-                let tail = tail_of(&proxy.log_path()).unwrap_or_default();
-                Err(error.context(format!("kube-proxy on {} is not ready; its log:\n{tail}", node.name())))
-            }
-        }
+        Ok(Self { child, folder })
     }
 
-    fn wait_synced(&mut self, node: &Node) -> Result<()> {
-        eventually(READY, "rules of both families", || {
+    /// Waits until it has written the rules of both families.
+    pub fn wait_synced(&mut self, node: &Node, within: Duration) -> Result<()> {
+        let synced = eventually(within, "rules of both families", || {
             if let Some(status) = self.child.try_wait().context("waiting for kube-proxy")? {
                 bail!("it has ended: {}", process::ended(status));
             }
             let metrics = node.netns().run(metrics)?.unwrap_or_default();
             Ok(has_synced(&metrics).then_some(()))
-        })
+        });
+        match synced {
+            // Its log is no answer to Ctrl-C.
+            Err(error) if !error.is::<Interrupted>() => {
+                let tail = tail_of(&self.log_path()).unwrap_or_default();
+                Err(error.context(format!("kube-proxy on {} is not ready; its log:\n{tail}", node.name())))
+            }
+            result => result,
+        }
     }
 
     /// Its pid.
@@ -209,15 +274,39 @@ fn has_synced(metrics: &str) -> bool {
     })
 }
 
-fn path_with_system_folders() -> std::ffi::OsString {
-    let mut path = std::env::var_os("PATH").unwrap_or_default();
-    path.push(":/usr/sbin:/sbin");
-    path
+/// Where system programs are, which is not in every user's PATH.
+const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// The PATH for it, with a folder before all others.
+fn path(first: Option<PathBuf>) -> Result<std::ffi::OsString> {
+    let own = std::env::var_os("PATH").unwrap_or_default();
+    let own = std::env::split_paths(&own);
+    let folders = first.into_iter().chain(own).chain(SYSTEM_FOLDERS.map(PathBuf::from));
+    std::env::join_paths(folders).context("joining the folders of PATH")
+}
+
+fn system_program(name: &str) -> Result<PathBuf> {
+    let own = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&own).chain(SYSTEM_FOLDERS.map(PathBuf::from));
+    let found = folders.map(|folder| folder.join(name)).find(|path| path.is_file());
+    found.with_context(|| format!("there is no program {name}: it is in the package iptables"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_usual_names_lead_to_the_tools_that_are_wanted() {
+        let folder = Folder::new().unwrap();
+        let bin = IptablesTools::Legacy.link(&folder).unwrap().unwrap();
+        let original = fs::read_link(bin.join("ip6tables-restore")).unwrap();
+        assert_eq!(original.file_name().unwrap(), "ip6tables-legacy-restore");
+        let path = path(Some(bin.clone())).unwrap();
+        assert_eq!(std::env::split_paths(&path).next(), Some(bin));
+        assert_eq!(IptablesTools::OfTheSystem.link(&folder).unwrap(), None);
+        assert_eq!(IptablesTools::Nft.save(), "iptables-nft-save");
+    }
 
     #[test]
     fn it_has_synced_when_both_families_have() {

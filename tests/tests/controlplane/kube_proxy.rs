@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lb_agent::config::{Given, kube_proxy::TABLE};
 use lb_tests::agent::{self, Agent, Options};
-use lb_tests::controlplane::{ControlPlane, KubeProxy, KubeProxyOptions, Mode, kube_proxy_output};
+use lb_tests::controlplane::{ControlPlane, IptablesTools, KubeProxy, KubeProxyOptions, Mode, kube_proxy_output};
 use lb_tests::interrupt::eventually;
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Network, Node};
@@ -37,6 +37,7 @@ COMMIT
 fn options(mode: Mode) -> KubeProxyOptions {
     KubeProxyOptions {
         mode,
+        tools: IptablesTools::OfTheSystem,
         detect_local_mode: "NodeCIDR".to_owned(),
         cluster_cidr: String::new(),
         bridge_interface: String::new(),

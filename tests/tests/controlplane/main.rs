@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking, and so do its helpers")]
 
 mod agent;
+mod bench;
 mod kube_proxy;
 mod metrics;
 mod selftest;

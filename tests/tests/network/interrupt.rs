@@ -41,7 +41,11 @@ fn a_demo_that_is_stopped_leaves_nothing() {
             code == Some(128 + signal as i32) || code == Some(0),
             "after {after} ms: {code:?}"
         );
-        assert_eq!(left(demo.id()), Vec::<String>::new(), "after {after} ms");
+        assert_eq!(
+            owner::left_of(demo.id()).unwrap(),
+            Vec::<String>::new(),
+            "after {after} ms"
+        );
     }
 }
 
@@ -54,7 +58,7 @@ fn a_second_signal_is_safe_too() {
     thread::sleep(Duration::from_millis(800));
     let code = end(&mut demo, &[Signal::SIGINT, Signal::SIGINT]);
     assert_eq!(code, Some(128 + Signal::SIGINT as i32));
-    assert_eq!(left(demo.id()), Vec::<String>::new());
+    assert_eq!(owner::left_of(demo.id()).unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn a_test_that_is_stopped_leaves_nothing() {
         end(&mut standing, &[Signal::SIGTERM]),
         Some(128 + Signal::SIGTERM as i32)
     );
-    assert_eq!(left(standing.id()), Vec::<String>::new());
+    assert_eq!(owner::left_of(standing.id()).unwrap(), Vec::<String>::new());
 }
 
 #[test]
@@ -79,7 +83,7 @@ fn what_a_killed_test_leaves_is_swept_by_the_next_one() {
     standing.kill().unwrap();
     standing.wait().unwrap();
     owner::sweep();
-    assert_eq!(left(standing.id()), Vec::<String>::new());
+    assert_eq!(owner::left_of(standing.id()).unwrap(), Vec::<String>::new());
 }
 
 /// No test: what the tests above stop.
@@ -144,33 +148,4 @@ fn end(child: &mut Child, signals: &[Signal]) -> Option<i32> {
     }
     let status = process::wait(child, LIMIT).unwrap();
     status.expect("it has not ended in time").code()
-}
-
-/// What is there of a process that has ended: control groups, folders, children.
-fn left(pid: u32) -> Vec<String> {
-    let name = format!("lb-tests-{pid}-");
-    let mut left = Vec::new();
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let cgroups = mounts
-        .lines()
-        .find(|line| line.contains(" cgroup2 "))
-        .and_then(|line| line.split(' ').nth(1));
-    for folder in [cgroups.unwrap().into(), std::env::temp_dir()] {
-        let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
-        left.extend(
-            entries
-                .filter(|path| path.to_string_lossy().contains(&name))
-                .map(|path| path.display().to_string()),
-        );
-    }
-    // Children carry its folders or its descriptors in their arguments.
-    for entry in fs::read_dir("/proc").unwrap() {
-        let command = fs::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
-        let command = String::from_utf8_lossy(&command).replace('\0', " ");
-        if command.contains(&name) || command.contains(&format!("/proc/{pid}/fd")) {
-            left.push(command);
-        }
-    }
-    left.extend(mounts.lines().filter(|line| line.contains(&name)).map(str::to_owned));
-    left
 }

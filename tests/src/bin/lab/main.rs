@@ -36,8 +36,7 @@ enum Verb {
     /// The real kube-proxy and lb-agent side by side, and every kind of packet to both
     Parity(parity::Args),
     /// Measures
-    #[command(subcommand)]
-    Bench(bench::Verb),
+    Bench(bench::Args),
     /// Packets that nobody would send, through the BPF programs
     Fuzz(fuzz::Args),
     /// A real API server to play with
@@ -48,6 +47,9 @@ enum Verb {
     /// What this kernel has of what not every supported one has
     #[command(hide = true)]
     Kernel,
+    /// One end of a load that is measured
+    #[command(subcommand, hide = true)]
+    Load(bench::load::Verb),
     /// Makes sockets for the program that started this one
     #[command(hide = true)]
     Sockets,
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
 /// Says whether all was right.
 fn run(verb: Verb) -> anyhow::Result<bool> {
     match &verb {
+        Verb::Load(verb) => return bench::load::run(verb).map(|()| true),
         Verb::Sockets => return lb_tests::place::serve_sockets().map(|()| true),
         Verb::WithoutBpf { refusal, command } => return refusal.exec(command).map(|()| false),
         Verb::InImage {
@@ -110,11 +113,11 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
     match verb {
         Verb::Demo(args) => demo::run(&args),
         Verb::Parity(args) => parity::run(&args),
-        Verb::Bench(verb) => bench::run(&verb).map(|()| true),
+        Verb::Bench(args) => bench::run(&args).map(|()| true),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),
-        Verb::Sockets | Verb::WithoutBpf { .. } | Verb::InImage { .. } => Ok(true),
+        Verb::Load(_) | Verb::Sockets | Verb::WithoutBpf { .. } | Verb::InImage { .. } => Ok(true),
     }
 }

@@ -10,7 +10,6 @@ use anyhow::{Context as _, Result, ensure};
 use aya::maps::{HashMap, Map, MapData, MapError};
 use lb_common::{Address, Port, ServiceKey, ServiceValue, maps, net};
 use lb_tests::interrupt;
-use lb_tests::manifests::Service;
 
 /// The map.
 #[derive(Debug)]
@@ -57,18 +56,6 @@ impl ServicesMap {
             // Short against what is measured, and still leaves the processor to the agent.
             thread::sleep(Duration::from_micros(100));
         }
-    }
-
-    /// Waits until all of these are served with all their endpoints, and says when that was.
-    pub(crate) fn wait_all(&self, services: &[Service], within: Duration) -> Result<Instant> {
-        let mut done = Instant::now();
-        for service in services {
-            let endpoints = u32::try_from(service.endpoints.len())?;
-            for address in service.cluster_ips {
-                done = self.wait(address, service.ports[0].port, endpoints, within)?;
-            }
-        }
-        Ok(done)
     }
 }
 

@@ -1,6 +1,6 @@
 //! How both proxies are configured.
 
-use lb_tests::controlplane::{KubeProxyOptions, Mode};
+use lb_tests::controlplane::{IptablesTools, KubeProxyOptions, Mode};
 use lb_tests::network::plan;
 
 use super::actors::Source;
@@ -98,6 +98,7 @@ impl Settings {
         };
         KubeProxyOptions {
             mode,
+            tools: IptablesTools::OfTheSystem,
             detect_local_mode: self.detect_local.unwrap_or(DetectLocal::NodeCidr).word().to_owned(),
             cluster_cidr: CLUSTER_CIDRS.to_owned(),
             bridge_interface: plan::BRIDGE.to_owned(),

@@ -1,0 +1,121 @@
+//! What is measured against each other.
+
+use std::fmt;
+
+use lb_tests::controlplane::{IptablesTools, Mode};
+use serde::{Deserialize, Serialize};
+
+/// A service proxy in one configuration, or none. In the order in which tables show them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Target {
+    /// lb-agent as it comes: pods are translated on their links, processes of the host in their sockets.
+    LbAgent,
+    /// lb-agent with `--socket-lb all`: pods too are translated in their sockets.
+    LbAgentSocketAll,
+    /// kube-proxy's nftables mode.
+    Nftables,
+    /// kube-proxy's iptables mode, with the legacy tools.
+    Iptables,
+    /// The same with the tools that write nftables, which are what most distributions have.
+    IptablesNft,
+    /// No proxy: the client dials the endpoint. What no proxy can be faster than.
+    None,
+}
+
+impl Target {
+    /// Ours.
+    pub(crate) const OURS: [Self; 2] = [Self::LbAgent, Self::LbAgentSocketAll];
+
+    /// As it is written in rows and on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::LbAgent => "lb-agent",
+            Self::LbAgentSocketAll => "lb-agent-socket-all",
+            Self::Nftables => "nftables",
+            Self::Iptables => "iptables",
+            Self::IptablesNft => "iptables-nft",
+            Self::None => "none",
+        }
+    }
+
+    /// Which kube-proxy it is.
+    pub(crate) const fn kube_proxy(self) -> Option<(Mode, IptablesTools)> {
+        match self {
+            Self::Nftables => Some((Mode::Nftables, IptablesTools::OfTheSystem)),
+            Self::Iptables => Some((Mode::Iptables, IptablesTools::Legacy)),
+            Self::IptablesNft => Some((Mode::Iptables, IptablesTools::Nft)),
+            Self::LbAgent | Self::LbAgentSocketAll | Self::None => None,
+        }
+    }
+
+    /// Whether it is lb-agent.
+    pub(crate) fn is_ours(self) -> bool {
+        Self::OURS.contains(&self)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What lb-agent can be measured against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Other {
+    /// kube-proxy's iptables mode, with the legacy tools
+    Iptables,
+    /// kube-proxy's iptables mode with the tools that write nftables. It cannot load many services
+    IptablesNft,
+    /// kube-proxy's nftables mode
+    Nftables,
+    /// Straight to the endpoint
+    None,
+}
+
+impl From<Other> for Target {
+    fn from(other: Other) -> Self {
+        match other {
+            Other::Iptables => Self::Iptables,
+            Other::IptablesNft => Self::IptablesNft,
+            Other::Nftables => Self::Nftables,
+            Other::None => Self::None,
+        }
+    }
+}
+
+/// Whose turn it is in this round: forwards and backwards by turns, so that what slowly changes in the machine favours
+/// nobody.
+pub(crate) fn order(targets: &[Target], round: u32) -> Vec<Target> {
+    let mut order = targets.to_vec();
+    if !round.is_multiple_of(2) {
+        order.reverse();
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn a_name_is_the_same_in_rows_and_on_the_command_line() {
+        for other in Other::value_variants() {
+            let target = Target::from(*other);
+            let value = other.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), target.name());
+            assert_eq!(serde_json::to_value(target).unwrap(), target.name());
+        }
+    }
+
+    #[test]
+    fn each_target_is_first_as_often_as_last() {
+        let targets = [Target::LbAgent, Target::Nftables, Target::None];
+        assert_eq!(order(&targets, 0), targets);
+        assert_eq!(order(&targets, 1), [Target::None, Target::Nftables, Target::LbAgent]);
+        assert_eq!(order(&targets, 2), targets);
+    }
+}
