@@ -471,10 +471,11 @@ fn lift_memory_limit() -> anyhow::Result<()> {
     let error = std::io::Error::last_os_error();
     // It came with the kernel that counts them against a control group.
     match is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_ktime_get_coarse_ns) {
-        Ok(false) => Err(anyhow::Error::new(error).context(
+        Ok(true) => Ok(()),
+        // Where the limit is very low, not even the program fits by which that is found out.
+        Ok(false) | Err(_) => Err(anyhow::Error::new(error).context(
             "cannot lift the limit of locked memory, which this kernel (before 5.11) counts maps against: \
              it takes CAP_SYS_RESOURCE, or a RLIMIT_MEMLOCK that is unlimited",
         )),
-        _ => Ok(()),
     }
 }
