@@ -328,7 +328,11 @@ fn no_connection_fails_while_maps_become_others() {
 fn short_connection(client: &Client, protocol: Protocol, to: SocketAddr) -> Result<(), Failure> {
     let mut connection = client.connect(protocol, to)?;
     for _ in 0..5 {
-        connection.ask("?")?;
+        match connection.ask("?") {
+            // A datagram that is on its way while programs change may be lost, as any may. Its flow is not.
+            Err(Failure::Timeout) if protocol == Protocol::Udp => connection.ask("again?")?,
+            answer => answer?,
+        };
         thread::sleep(Duration::from_millis(5));
     }
     Ok(())
