@@ -472,6 +472,8 @@ fn lift_memory_limit() -> anyhow::Result<()> {
     // It came with the kernel that counts them against a control group.
     match is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_ktime_get_coarse_ns) {
         Ok(true) => Ok(()),
+        // Who may load no program at all cannot find out, and is told of that.
+        Err(_) if capabilities::check_to_load().is_err() => Ok(()),
         // Where the limit is very low, not even the program fits by which that is found out.
         Ok(false) | Err(_) => Err(anyhow::Error::new(error).context(
             "cannot lift the limit of locked memory, which this kernel (before 5.11) counts maps against: \
