@@ -1,16 +1,13 @@
 //! The agent may end in any way: what is programmed goes on, and the next one takes it over.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use aya::programs::links::{FdLink, PinnedLink};
 use lb_tests::agent::{Agent, Maps, Options};
-use lb_tests::client::{Client, Connection, Failure, Protocol};
+use lb_tests::client::{Client, Connection, Protocol};
 use lb_tests::ipvs::Table;
 use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
@@ -282,68 +279,6 @@ fn an_agent_with_other_sizes_takes_over_maps_and_flows_though_it_hears_of_no_ser
         connections.extend(running.connections());
         agent.kill().unwrap();
         Running::still_answer(&when, &mut connections);
-    }
-}
-
-/// Clients connect all the time, while the sizes change and change back.
-#[test]
-fn no_connection_fails_while_maps_become_others() {
-    if other_than(Plane::Ebpf, "maps have a size") {
-        return;
-    }
-    let mut running = running();
-    let is_over = AtomicBool::new(false);
-    let failed = Mutex::new(Vec::new());
-    let to: Vec<_> = frontends(&running.service, running.world.node1()).collect();
-    let clients = running.clients.clone();
-    thread::scope(|scope| {
-        let _over = Over(&is_over);
-        for client in &clients {
-            scope.spawn(|| {
-                for (to, protocol) in to.iter().flat_map(|to| BOTH.map(|protocol| (*to, protocol))).cycle() {
-                    if is_over.load(Ordering::SeqCst) {
-                        return;
-                    }
-                    if let Err(failure) = short_connection(client, protocol, to) {
-                        failed.lock().unwrap().push(format!("{protocol} to {to}: {failure}"));
-                    }
-                }
-            });
-        }
-        for maps in [Maps::Resized, Maps::Small] {
-            running.agent().kill().unwrap();
-            let options = Options {
-                maps,
-                ..Options::default()
-            };
-            let agent = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
-            running.world.agents.push(agent);
-            running.new_ones_are_answered();
-        }
-    });
-    assert_eq!(*failed.lock().unwrap(), [""; 0]);
-}
-
-/// One that asks a few times, so that there are some at any moment.
-fn short_connection(client: &Client, protocol: Protocol, to: SocketAddr) -> Result<(), Failure> {
-    let mut connection = client.connect(protocol, to)?;
-    for _ in 0..5 {
-        match connection.ask("?") {
-            // A datagram that is on its way while programs change may be lost, as any may. Its flow is not.
-            Err(Failure::Timeout) if protocol == Protocol::Udp => connection.ask("again?")?,
-            answer => answer?,
-        };
-        thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
-/// Says that it is over when it goes, also when a test fails: the scope waits for its threads.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
     }
 }
 
