@@ -15,8 +15,11 @@ use aya::programs::{ProgramError, ProgramType, SchedClassifier};
 use aya::sys::is_helper_supported;
 use aya_obj::generated::bpf_func_id;
 use lb_agent::kernel::dummy::{self, DummyError, DummyLink};
+use netlink_packet_route::link::NetkitMode;
 
+use crate::netlink::End;
 use crate::netns::Netns;
+use crate::network::plan;
 use crate::plane::{self, Plane};
 
 /// Something that not every supported kernel has.
@@ -34,17 +37,20 @@ pub enum Feature {
     Ipvs,
     /// Dummy links, which the IPVS plane needs.
     Dummy,
+    /// Links made for pods.
+    Netkit,
 }
 
 impl Feature {
     /// All, newest last.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Ipvs,
         Self::Dummy,
         Self::MapMemory,
         Self::NetnsCookie,
         Self::SetRetval,
         Self::Tcx,
+        Self::Netkit,
     ];
 
     /// What it is called, and the first kernel that has it.
@@ -57,6 +63,7 @@ impl Feature {
             Self::SetRetval => "bpf_set_retval (5.18)",
             Self::Ipvs => "IPVS (2.6, with its module)",
             Self::Dummy => "dummy links (module dummy)",
+            Self::Netkit => "netkit links (6.7, where configured)",
         }
     }
 
@@ -78,6 +85,7 @@ impl Feature {
                 "the kernel has no IPVS: `modprobe ip_vs` loads it where the kernel is built with it (CONFIG_IP_VS)"
             }
             Self::Dummy => "this kernel makes no dummy links, which hold the addresses of services: `modprobe dummy`",
+            Self::Netkit => "pods have links of other kinds",
         }
     }
 
@@ -95,6 +103,7 @@ impl Feature {
                 .context("asking for a helper"),
             Self::Ipvs => Ok(Path::new("/proc/net/ip_vs").exists()),
             Self::Dummy => has_dummy(),
+            Self::Netkit => has_netkit(),
         }
         .with_context(|| format!("finding out whether there is {}", self.name()))
     }
@@ -160,6 +169,20 @@ fn has_dummy() -> Result<bool> {
         Ok(_) => Ok(true),
         Err(DummyError::Missing) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+fn has_netkit() -> Result<bool> {
+    let netns = Netns::new("probe")?;
+    let end = End {
+        netns: &netns,
+        name: "there",
+    };
+    let added = netns.netlink()?.add_netkit("here", end, plan::MTU, NetkitMode::L3);
+    match added {
+        Ok(()) => Ok(true),
+        Err(error) if format!("{error:#}").contains("Operation not supported") => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

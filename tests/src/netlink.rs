@@ -10,11 +10,14 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use anyhow::{Context as _, Result, anyhow};
 use futures::TryStreamExt as _;
 use netlink_packet_route::address::AddressAttribute;
-use netlink_packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoNetkit, InfoVeth, LinkAttribute, LinkMessage, NetkitMode};
 use netlink_packet_route::neighbour::NeighbourState;
 use netlink_packet_route::route::{RouteScope, RouteType};
 use netlink_packet_route::tc::{TcAttribute, TcMessage};
-use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
+use rtnetlink::{
+    Handle, LinkBridge, LinkBridgePort, LinkMessageBuilder, LinkNetkit, LinkUnspec, LinkVeth, LinkVxlan,
+    RouteMessageBuilder,
+};
 
 use crate::netns::Netns;
 use crate::runtime::runtime;
@@ -135,7 +138,25 @@ impl Netlink {
         })
     }
 
-    /// The same with the end here up, in a group of links that can be removed together, and if so wanted a port of a
+    /// Makes a pair of netkit links, both ends at their place, both down. In the mode L3 they have no Ethernet addresses.
+    pub fn add_netkit(&self, here: &str, peer: End<'_>, mtu: u32, mode: NetkitMode) -> Result<()> {
+        let peer_message = LinkUnspec::new_with_name(peer.name)
+            .setns_by_fd(peer.netns.as_fd().as_raw_fd())
+            .mtu(mtu)
+            .build();
+        let message = LinkMessageBuilder::<LinkNetkit>::new_with_info_kind(InfoKind::Netkit)
+            .name(here.to_owned())
+            .set_info_data(InfoData::Netkit(vec![
+                InfoNetkit::Mode(mode),
+                InfoNetkit::Peer(peer_message),
+            ]))
+            .mtu(mtu)
+            .build();
+        let added = runtime().block_on(self.handle.link().add(message).execute());
+        added.with_context(|| format!("adding the netkit links {here} and {}", peer.name))
+    }
+
+    /// As [`Self::add_veth`], with the end here up, in a group of links that can be removed together, and if so wanted a port of a
     /// bridge.
     pub fn add_veth_in_group(
         &self,

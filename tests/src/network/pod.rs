@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyhow::Result;
+use netlink_packet_route::link::NetkitMode;
 
 use super::node::{Node, default_routes};
 use super::{add_addresses, namespace, plan};
@@ -17,12 +18,14 @@ use crate::server::Server;
 use crate::sniffer::Sniffer;
 
 /// How a pod hangs on its node.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Attachment {
     /// Its link is a port of a bridge which has the subnet of the pods (kindnet, flannel, most CNI plugins).
     Bridge,
     /// Its link is its own, and the node has a route to its address (Calico, cloud providers).
     Veth,
+    /// The same with links made for pods, in this mode (Cilium).
+    Netkit(NetkitMode),
 }
 
 /// A pod. Dropping it removes it and its link.
@@ -44,17 +47,17 @@ impl Pod {
         let netns = namespace(name)?;
         let host_name = match attachment {
             Attachment::Bridge => format!("br{number}"),
-            Attachment::Veth => format!("pod{number}"),
+            Attachment::Veth | Attachment::Netkit(_) => format!("pod{number}"),
         };
         let host = node.netns().netlink()?;
-        host.add_veth(
-            &host_name,
-            End {
-                netns: &netns,
-                name: plan::UPLINK,
-            },
-            plan::POD_MTU,
-        )?;
+        let end = End {
+            netns: &netns,
+            name: plan::UPLINK,
+        };
+        match attachment {
+            Attachment::Bridge | Attachment::Veth => host.add_veth(&host_name, end, plan::POD_MTU)?,
+            Attachment::Netkit(mode) => host.add_netkit(&host_name, end, plan::POD_MTU, mode)?,
+        }
         let offload = node.options().checksum_offload;
         ethtool::set_tx_checksum(&netns, plan::UPLINK, offload)?;
         ethtool::set_tx_checksum(node.netns(), &host_name, offload)?;
@@ -65,7 +68,7 @@ impl Pod {
         inside.up(link.index)?;
         let addresses = match attachment {
             Attachment::Bridge => plan::bridge_pod(node.number(), number),
-            Attachment::Veth => plan::veth_pod(node.number(), number),
+            Attachment::Veth | Attachment::Netkit(_) => plan::veth_pod(node.number(), number),
         };
         let pod = Self {
             name: name.to_owned(),
@@ -80,7 +83,7 @@ impl Pod {
         };
         match attachment {
             Attachment::Bridge => pod.attach_to_bridge(node)?,
-            Attachment::Veth => pod.attach_by_route(node)?,
+            Attachment::Veth | Attachment::Netkit(_) => pod.attach_by_route(node)?,
         }
         Ok(pod)
     }
@@ -188,7 +191,7 @@ impl Pod {
     /// The Ethernet address that it sends to what is not on its link: the bridge's, or its node's end of the link.
     pub fn gateway_mac(&self, node: &Node) -> Result<Mac> {
         match self.attachment {
-            Attachment::Veth => Ok(self.host_link.mac),
+            Attachment::Veth | Attachment::Netkit(_) => Ok(self.host_link.mac),
             // A bridge takes over an address of its ports as they come.
             Attachment::Bridge => Ok(node.netns().netlink()?.link(plan::BRIDGE)?.mac),
         }

@@ -39,6 +39,7 @@ mod logs;
 mod matrix;
 mod metrics;
 mod monitor;
+mod netkit;
 mod offload;
 mod old_kernels;
 mod other_proxy;
