@@ -1,5 +1,5 @@
-//! Carries the rows of an earlier agent's maps into maps of other sizes, so that no flow ends because somebody wanted
-//! room for more.
+//! Carries the rows of an earlier agent's maps into maps of other sizes, so that flows go on though somebody wanted room
+//! for more. Only one that begins in the moment in which programs change may be lost.
 //!
 //! ```text
 //! maps/ (old sizes) ── programs on hooks write here until ours take their place
@@ -10,7 +10,6 @@
 
 use std::{
     collections::BTreeSet,
-    hash::Hash,
     os::fd::AsFd as _,
     path::Path,
     thread,
@@ -78,9 +77,9 @@ const fn is_used_backend(backend: &BackendValue) -> bool {
     backend.state != FREE || backend.generation != 0
 }
 
-/// The rows of an array that hold something.
-fn used<V: Pod>(array: &BpfTable<u32, V>, is_used: fn(&V) -> bool) -> anyhow::Result<Vec<(u32, V)>> {
-    let mut found: Vec<(u32, V)> = rows(array)?;
+/// The rows that hold something: an array has one for each of its indices.
+fn used<K: Pod, V: Pod>(table: &BpfTable<K, V>, is_used: fn(&V) -> bool) -> anyhow::Result<Vec<(K, V)>> {
+    let mut found: Vec<(K, V)> = rows(table)?;
     found.retain(|(_, value)| is_used(value));
     Ok(found)
 }
@@ -110,7 +109,7 @@ struct Pair<K, V> {
     new: BpfTable<K, V>,
 }
 
-impl<K: Pod + Eq + Hash, V: Pod> Pair<K, V> {
+impl<K: Pod, V: Pod> Pair<K, V> {
     /// `None` where they are one map.
     fn open(name: &str, different: &BTreeSet<&str>, from: &Path, to: &Path) -> anyhow::Result<Option<Self>> {
         if !different.contains(name) {
@@ -174,6 +173,10 @@ impl Carry {
                     warn!("flows that began during the change of map sizes may be lost: {error:#}");
                     return;
                 }
+                if self.flows.is_none() {
+                    // The flow table is the same map, and those of sockets are done.
+                    return;
+                }
                 let [often, seldom] = PAUSES;
                 let pause = if begun.elapsed() < AT_FIRST { often } else { seldom };
                 thread::sleep(pause);
@@ -200,7 +203,7 @@ impl Carry {
 }
 
 /// Copies those of which the new map knows nothing.
-fn bring<K: Pod + Eq + Hash, V: Pod>(pair: &mut Pair<K, V>, all: Vec<(K, V)>) -> anyhow::Result<()> {
+fn bring<K: Pod, V: Pod>(pair: &mut Pair<K, V>, all: Vec<(K, V)>) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     for (key, value) in all {
         if pair.new.get(&key)?.is_none() {
@@ -210,7 +213,7 @@ fn bring<K: Pod + Eq + Hash, V: Pod>(pair: &mut Pair<K, V>, all: Vec<(K, V)>) ->
     pair.copy(missing)
 }
 
-fn copy_all<K: Pod + Eq + Hash, V: Pod>(
+fn copy_all<K: Pod, V: Pod>(
     name: &str,
     different: &BTreeSet<&str>,
     from: &Path,
@@ -220,7 +223,6 @@ fn copy_all<K: Pod + Eq + Hash, V: Pod>(
     let Some(mut pair) = Pair::<K, V>::open(name, different, from, to)? else {
         return Ok(());
     };
-    let mut all: Vec<(K, V)> = rows(&pair.old)?;
-    all.retain(|(_, value)| is_used(value));
+    let all = used(&pair.old, is_used)?;
     pair.copy(all).with_context(|| format!("map {name}"))
 }

@@ -67,10 +67,14 @@ pub(crate) trait Scenario: Sync {
     fn name(&self) -> &'static str;
 
     /// What it begins with.
-    fn begin(&self) -> Begin;
+    fn begin(&self) -> Begin {
+        Begin::Serving
+    }
 
     /// Whether it can be measured of a target.
-    fn applies_to(&self, target: Target) -> bool;
+    fn applies_to(&self, _target: Target) -> bool {
+        true
+    }
 
     /// How many parts it has with so many services. Of each part all targets are measured right after each other.
     fn parts(&self, services: usize) -> usize;

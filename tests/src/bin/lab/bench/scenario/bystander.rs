@@ -9,8 +9,7 @@ use super::super::objects;
 use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::Client;
-use super::super::target::Target;
-use super::{Begin, Place, Scenario, request};
+use super::{Place, Scenario, request};
 
 /// It.
 pub(super) struct Bystander;
@@ -18,14 +17,6 @@ pub(super) struct Bystander;
 impl Scenario for Bystander {
     fn name(&self) -> &'static str {
         "bystander"
-    }
-
-    fn begin(&self) -> Begin {
-        Begin::Serving
-    }
-
-    fn applies_to(&self, _: Target) -> bool {
-        true
     }
 
     fn parts(&self, _: usize) -> usize {

@@ -13,7 +13,6 @@ use super::super::load::Kind;
 use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::Client;
-use super::super::target::Target;
 use super::super::writer::{Writer, changed};
 use super::{Begin, Place, Scenario};
 
@@ -33,10 +32,6 @@ impl Scenario for Churn {
     fn begin(&self) -> Begin {
         // Proxies at rest would have to catch up with the changes of all others' turns.
         Begin::Cold
-    }
-
-    fn applies_to(&self, _: Target) -> bool {
-        true
     }
 
     fn parts(&self, _: usize) -> usize {

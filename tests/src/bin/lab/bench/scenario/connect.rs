@@ -8,8 +8,7 @@ use super::super::objects;
 use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::Client;
-use super::super::target::Target;
-use super::{Begin, Place, Scenario};
+use super::{Place, Scenario};
 
 /// How many connect at once where it is counted how many can.
 const MANY: usize = 16;
@@ -20,14 +19,6 @@ pub(super) struct Connect;
 impl Scenario for Connect {
     fn name(&self) -> &'static str {
         "connect"
-    }
-
-    fn begin(&self) -> Begin {
-        Begin::Serving
-    }
-
-    fn applies_to(&self, _: Target) -> bool {
-        true
     }
 
     fn parts(&self, services: usize) -> usize {

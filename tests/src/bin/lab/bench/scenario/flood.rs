@@ -10,8 +10,7 @@ use super::super::objects;
 use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::{self, Client};
-use super::super::target::Target;
-use super::{Begin, Effort, Place, Scenario};
+use super::{Effort, Place, Scenario};
 
 /// Whose addresses packets are from: networks for measurements (RFC 2544), which nobody here has.
 const FROM: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
@@ -72,14 +71,6 @@ pub(super) struct PacketFlood;
 impl Scenario for PacketFlood {
     fn name(&self) -> &'static str {
         "flood"
-    }
-
-    fn begin(&self) -> Begin {
-        Begin::Serving
-    }
-
-    fn applies_to(&self, _: Target) -> bool {
-        true
     }
 
     fn parts(&self, services: usize) -> usize {

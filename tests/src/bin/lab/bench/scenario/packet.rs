@@ -17,7 +17,7 @@ use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::Client;
 use super::super::target::Target;
-use super::{Begin, Effort, Place, Scenario};
+use super::{Effort, Place, Scenario};
 
 /// With how many flows at once: one that is in every cache, and so many that none is.
 const FLOWS: [u16; 2] = [1, 1 << 15];
@@ -38,10 +38,6 @@ pub(super) struct PacketTime;
 impl Scenario for PacketTime {
     fn name(&self) -> &'static str {
         "packet"
-    }
-
-    fn begin(&self) -> Begin {
-        Begin::Serving
     }
 
     fn applies_to(&self, target: Target) -> bool {

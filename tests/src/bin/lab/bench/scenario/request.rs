@@ -7,8 +7,7 @@ use super::super::load::Kind;
 use super::super::recorder::Recorder;
 use super::super::sample::Unit;
 use super::super::site::Client;
-use super::super::target::Target;
-use super::{Begin, Place, Scenario};
+use super::{Place, Scenario};
 
 /// How many connections send at once where it is not one.
 const MANY: usize = 8;
@@ -22,14 +21,6 @@ pub(super) struct Request;
 impl Scenario for Request {
     fn name(&self) -> &'static str {
         "request"
-    }
-
-    fn begin(&self) -> Begin {
-        Begin::Serving
-    }
-
-    fn applies_to(&self, _: Target) -> bool {
-        true
     }
 
     fn parts(&self, services: usize) -> usize {
