@@ -11,6 +11,8 @@ pub const MASQUERADE_MARK: &str = "MASQUERADE_MARK";
 pub const MASQUERADES: &str = "MASQUERADES";
 /// `u64`: nanoseconds after which a silent UDP flow is over. The agent leaves the default; tests do not.
 pub const UDP_TIMEOUT: &str = "UDP_TIMEOUT";
+/// `u32`, 0 or 1: the kernel has `bpf_ktime_get_coarse_ns` (5.11), by which programs tell the time.
+pub const HAS_COARSE_CLOCK: &str = "HAS_COARSE_CLOCK";
 /// `u32`, 0 or 1: the kernel has `bpf_set_retval` (5.18), so a refused call can fail with ECONNREFUSED.
 /// Without it, it fails with EPERM.
 pub const HAS_SET_RETVAL: &str = "HAS_SET_RETVAL";

@@ -66,16 +66,6 @@ impl Address {
         self.words[0] | self.words[1] | (self.words[2] ^ MAPPED) == 0
     }
 
-    /// 1 for `0.0.0.0` and `::`, else 0: a number and no truth value, which the verifier would follow.
-    #[inline(always)]
-    pub const fn unspecified(&self) -> u8 {
-        let [a, b, c, d] = self.words;
-        // Zero if the third word is either.
-        let mapped = (c ^ MAPPED) as u64 * c as u64;
-        let rest = (a | b | d) as u64 | mapped;
-        1 - ((rest | rest.wrapping_neg()) >> 63) as u8
-    }
-
     /// Equality in one branch: `==` has one a word, and the verifier follows each.
     #[inline(always)]
     pub const fn same(&self, other: &Self) -> bool {
@@ -154,27 +144,6 @@ mod tests {
         assert_eq!(held, Address::from_v4(u32::from_ne_bytes([10, 96, 0, 1])));
         assert!(held.is_v4());
         assert_eq!(IpAddr::from(held), address);
-    }
-
-    #[test]
-    fn the_unspecified_addresses_are_two() {
-        for (text, expected) in [
-            ("0.0.0.0", true),
-            ("::", true),
-            ("0.0.0.1", false),
-            ("::1", false),
-            ("::2:0:0", false),
-            ("::ff:0:0", false),
-            ("::fffe:0:0", false),
-            ("1.0.0.0", false),
-            ("1::", false),
-            ("0:1::", false),
-            ("2001:db8::", false),
-        ] {
-            let address: IpAddr = text.parse().unwrap();
-            assert_eq!(Address::from(address).unspecified(), u8::from(expected), "{text}");
-        }
-        assert_eq!((Address::ANY_V4.unspecified(), Address::ANY_V6.unspecified()), (1, 1));
     }
 
     #[test]

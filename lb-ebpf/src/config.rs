@@ -17,6 +17,8 @@ static MASQUERADES: Global<u32> = Global::new(1);
 #[unsafe(no_mangle)]
 static UDP_TIMEOUT: Global<u64> = Global::new(DEFAULT_UDP_TIMEOUT);
 #[unsafe(no_mangle)]
+static HAS_COARSE_CLOCK: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u32> = Global::new(1);
 
 /// Cookie of the node's own network namespace.
@@ -51,6 +53,12 @@ pub(crate) fn masquerades() -> bool {
 #[inline(always)]
 pub(crate) fn udp_timeout() -> u64 {
     UDP_TIMEOUT.load()
+}
+
+/// Whether the kernel has `bpf_ktime_get_coarse_ns`. Where it has not, the verifier never looks at the call.
+#[inline(always)]
+pub(crate) fn has_coarse_clock() -> bool {
+    HAS_COARSE_CLOCK.load() != 0
 }
 
 /// Whether the kernel has `bpf_set_retval`. Where it has not, the verifier never looks at the call.

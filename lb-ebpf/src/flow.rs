@@ -2,7 +2,7 @@
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
-    helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
+    helpers::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns},
 };
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
@@ -36,11 +36,16 @@ pub(crate) enum Failure {
     Table,
 }
 
-/// Now, by the clock of [`FlowValue::last_seen`].
+/// Now, by the clock of [`FlowValue::last_seen`], or a few milliseconds ago: to read that costs next to nothing.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
-    // SAFETY: no arguments.
-    unsafe { bpf_ktime_get_ns() }
+    if config::has_coarse_clock() {
+        // SAFETY: no arguments.
+        unsafe { bpf_ktime_get_coarse_ns() }
+    } else {
+        // SAFETY: no arguments.
+        unsafe { bpf_ktime_get_ns() }
+    }
 }
 
 /// Whether a forward row still says where the packet goes. A TCP flow holds to its backend to the
@@ -172,11 +177,12 @@ pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
 /// A datagram of no flow goes out. If its source port is a NodePort, what answers it must not be taken for a
 /// client of that: see [`GUARD`].
 #[inline(always)]
-pub(crate) fn guard(packet: &Packet, now: u64) {
+pub(crate) fn guard(packet: &Packet) {
     let key = &packet.key;
     if packet.is_connected() || !service::is_node_port(&key.source, key.source_port, key.protocol) {
         return;
     }
+    let now = now();
     let answer = FlowKey::new(
         FORWARD,
         key.protocol,

@@ -189,11 +189,10 @@ fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff, 
 
 #[inline(always)]
 fn decide(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
-    let now = flow::now();
-    match known(packet, now, row) {
+    match known(packet, row) {
         Known::Goes => step::SEND,
         Known::IsAnswer => PASS,
-        Known::Not => begin(skb, packet, link, attempt, now, row),
+        Known::Not => begin(skb, packet, link, attempt, row),
     }
 }
 
@@ -209,13 +208,14 @@ enum Known {
 
 /// Looks for the flow of a packet, and copies its row.
 #[inline(always)]
-fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> Known {
+fn known(packet: &Packet, copy: &mut FlowValue) -> Known {
     let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
         return Known::Not;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = unsafe { &mut *row };
+    let now = flow::now();
     if row.flags & GUARD != 0 {
         return if flow::expired(row, now) {
             Known::Not
@@ -237,11 +237,11 @@ fn known(packet: &Packet, now: u64, copy: &mut FlowValue) -> Known {
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, now: u64, row: &mut FlowValue) -> i32 {
+fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
     let key = &packet.key;
     let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
         Ok(service) => service,
-        Err(flags) => return without_service(packet, flags, now),
+        Err(flags) => return without_service(packet, flags),
     };
     if packet.continues() {
         // Not ours: the kernel may know the connection from the proxy before us.
@@ -263,7 +263,7 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, now: u64, row:
             Verdict::Drop => because(Counter::DroppedNoLocalEndpoint),
         };
     }
-    match flow::begin(packet, &service, client, attempt, now, row) {
+    match flow::begin(packet, &service, client, attempt, flow::now(), row) {
         Ok(()) => {
             count(Counter::FlowNew as u32);
             trace::flow_began(skb, packet, row);
@@ -277,7 +277,7 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, now: u64, row:
 }
 
 #[inline(always)]
-fn without_service(packet: &Packet, flags: u32, now: u64) -> i32 {
+fn without_service(packet: &Packet, flags: u32) -> i32 {
     if packet.continues() {
         return PASS;
     }
@@ -286,7 +286,7 @@ fn without_service(packet: &Packet, flags: u32, now: u64) -> i32 {
         NoService::Drop => because(Counter::DroppedUnallocated),
         NoService::Pass => {
             if packet.opens() {
-                flow::forget(packet, now);
+                flow::forget(packet, flow::now());
             }
             PASS
         }

@@ -60,18 +60,15 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
     if packet.read::<F>(skb).is_none() {
         return without_ports::<F>(skb, network);
     }
-    let now = flow::now();
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
-    let row = FLOWS.get_ptr_mut(&packet.key).map(|row| unsafe { &mut *row });
-    let Some(row) = row.filter(|row| flow::stands(row, &packet, now) && masquerade::holds(row, &packet, asked, now))
-    else {
-        return if asked != 0 {
-            step::MASQUERADE
-        } else {
-            of_no_flow(&packet, now)
-        };
+    let Some(row) = FLOWS.get_ptr_mut(&packet.key).map(|row| unsafe { &mut *row }) else {
+        return of_no_flow(&packet, asked);
     };
+    let now = flow::now();
+    if !flow::stands(row, &packet, now) || !masquerade::holds(row, &packet, asked, now) {
+        return of_no_flow(&packet, asked);
+    }
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
@@ -104,8 +101,11 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
 }
 
 #[inline(always)]
-fn of_no_flow(packet: &Packet, now: u64) -> i32 {
-    flow::guard(packet, now);
+fn of_no_flow(packet: &Packet, asked: u32) -> i32 {
+    if asked != 0 {
+        return step::MASQUERADE;
+    }
+    flow::guard(packet);
     if packet.is_first_fragment() {
         // An answer may have had the same identification a moment ago.
         fragment::note(packet, PASS, &Address::ANY_V6, false);

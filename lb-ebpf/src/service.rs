@@ -16,16 +16,17 @@ use crate::{
 /// has one of the flags `node_ports`. Where there is none, the flags of the address.
 #[inline(always)]
 pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32) -> Result<ServiceValue, u32> {
+    // First, since most packets are for nobody's address: the key is short, and this is all they cost. That of every
+    // frontend is in there.
+    // SAFETY: one field is read, right here.
+    let Some(flags) = unsafe { ADDRESSES.get(address) }.map(|address| address.flags) else {
+        return Err(0);
+    };
     let mut key = ServiceKey::new(*address, port, protocol);
-    // The row of the unspecified address is every NodePort. Nobody dials that: it has no flags, so that this is
-    // the last look with that key.
-    key.pad = address.unspecified();
     // SAFETY: the row is copied at once; a concurrent update replaces it by another one.
     if let Some(service) = unsafe { SERVICES.get(&key) } {
         return Ok(*service);
     }
-    // SAFETY: as above.
-    let flags = unsafe { ADDRESSES.get(address) }.map_or(0, |address| address.flags);
     if flags & node_ports == 0 {
         return Err(flags);
     }

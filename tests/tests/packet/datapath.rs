@@ -16,7 +16,7 @@ use aya::{
 use lb_common::{
     Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, HeldFragment,
     Port, PrefixKey, Range, Scoped, ServiceKey, ServiceValue, SourceKey, Verdict,
-    address::NODE_PORTS,
+    address::{EXTERNAL, NODE_PORTS},
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     config::{MASQUERADES, UDP_TIMEOUT},
     maps,
@@ -240,6 +240,11 @@ impl Datapath {
         self.hash::<ServiceKey, ServiceValue>(maps::SERVICES)
             .insert(key, value, 0)
             .unwrap();
+        // Every address with a frontend has a row, which may say more than this.
+        let mut addresses = self.hash::<Address, AddressValue>(maps::ADDRESSES);
+        if !frontend.ip().is_unspecified() && addresses.get(&address, 0).is_err() {
+            addresses.insert(address, AddressValue { flags: EXTERNAL }, 0).unwrap();
+        }
     }
 
     /// Deletes a frontend.

@@ -194,6 +194,8 @@ fn load_object(paths: &[(&str, PathBuf)], sizes: &MapSizes, globals: Globals) ->
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
     let masquerades = u32::from(globals.masquerading == Masquerading::ByPrograms);
     loader.override_global(config::MASQUERADES, &masquerades, true);
+    let has_coarse_clock = u32::from(has_coarse_clock());
+    loader.override_global(config::HAS_COARSE_CLOCK, &has_coarse_clock, true);
     // Only programs for sockets call it.
     let has_set_retval = u32::from(globals.netns_cookie.is_some() && has_set_retval());
     loader.override_global(config::HAS_SET_RETVAL, &has_set_retval, true);
@@ -219,6 +221,14 @@ fn load_object(paths: &[(&str, PathBuf)], sizes: &MapSizes, globals: Globals) ->
         programs.insert(name, program);
     }
     Ok(Programs(programs))
+}
+
+/// Whether programs can tell the time without asking for it exactly (kernel 5.11).
+fn has_coarse_clock() -> bool {
+    is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_ktime_get_coarse_ns).unwrap_or_else(|error| {
+        debug!(%error, "cannot ask for bpf_ktime_get_coarse_ns");
+        false
+    })
 }
 
 /// Whether a refused call can fail with ECONNREFUSED (kernel 5.18). Without it, it fails with EPERM.

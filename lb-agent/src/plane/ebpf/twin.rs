@@ -43,12 +43,13 @@ const OWN: [(&str, u32); 5] = [
     (maps::FRAGMENTS, 1_024),
 ];
 /// The constants of the programs.
-const GLOBALS: [&str; 6] = [
+const GLOBALS: [&str; 7] = [
     config::NETNS_COOKIE,
     config::POD_SOCKETS,
     config::MASQUERADE_MARK,
     config::MASQUERADES,
     config::UDP_TIMEOUT,
+    config::HAS_COARSE_CLOCK,
     config::HAS_SET_RETVAL,
 ];
 /// The map that holds them.
