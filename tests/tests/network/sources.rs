@@ -98,28 +98,64 @@ fn a_process_of_the_node_is_told_that_it_is_connected_to_what_it_dialled() {
     }
 }
 
-/// Its ports come from a range of their own, so that they meet neither NodePorts nor tunnels.
-#[test]
-fn a_masqueraded_client_is_given_a_port_of_the_range() {
-    if other_than(Plane::Ebpf, "the range of ports is its own, the kernel has another") {
-        return;
-    }
+/// A node, a backend on another one, and a NodePort through which a client outside is masqueraded on its way there.
+fn masquerading(snat: &str) -> (World, Service) {
     let mut world = World::new();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     let service = Service::new("web", 1, TARGET)
         .at_node_port(30_001)
         .with_endpoints([&backend]);
     world.apply(&service);
-    world.start_agent(1);
-    let outside = world.network.outside().client();
-    for to in node_ports(&service, world.node1()) {
-        for protocol in BOTH {
-            becomes_answered_by(&outside, protocol, to, "backend");
-            for _ in 0..20 {
-                let seen = seen(&outside, protocol, to);
-                let range = lb_common::config::FIRST_SNAT_PORT..=lb_common::config::LAST_SNAT_PORT;
-                assert!(range.contains(&seen.port()), "{protocol} to {to}: seen as {seen}");
+    world.start_agent_with(1, &["--snat", snat]);
+    (world, service)
+}
+
+/// Its ports come from a range of their own, so that they meet neither NodePorts nor tunnels.
+#[test]
+fn a_masqueraded_client_is_given_a_port_of_the_range() {
+    if other_than(Plane::Ebpf, "the range of ports is its own, the kernel has another") {
+        return;
+    }
+    for snat in ["bpf", "kernel"] {
+        let (world, service) = masquerading(snat);
+        let outside = world.network.outside().client();
+        for to in node_ports(&service, world.node1()) {
+            for protocol in BOTH {
+                becomes_answered_by(&outside, protocol, to, "backend");
+                for _ in 0..20 {
+                    let seen = seen(&outside, protocol, to);
+                    assert!(
+                        world.node1().has_address(seen.ip()),
+                        "{protocol} to {to}: seen as {seen}"
+                    );
+                    let range = lb_common::config::FIRST_SNAT_PORT..=lb_common::config::LAST_SNAT_PORT;
+                    assert!(range.contains(&seen.port()), "{protocol} to {to}: seen as {seen}");
+                }
             }
         }
+    }
+}
+
+/// Tracking costs each packet of the node, whoever it is for.
+#[test]
+fn the_kernel_tracks_connections_only_where_it_is_to_masquerade() {
+    if other_than(
+        Plane::Ebpf,
+        "IPVS has connections of its own, and has the kernel track them",
+    ) {
+        return;
+    }
+    for (snat, tracks) in [("bpf", false), ("kernel", true)] {
+        let (world, service) = masquerading(snat);
+        let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
+        for to in frontends(&service, world.node1()) {
+            for protocol in BOTH {
+                for client in [&world.network.outside().client(), &pod.client()] {
+                    becomes_answered_by(client, protocol, to, "backend");
+                }
+            }
+        }
+        let count = world.node1().netns().sysctl("netfilter.nf_conntrack_count").unwrap();
+        assert_eq!(count != "0", tracks, "--snat {snat}: {count} connections");
     }
 }
