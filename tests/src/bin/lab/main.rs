@@ -4,6 +4,7 @@
 //! number if it was stopped.
 
 mod bench;
+mod chaos;
 mod controlplane;
 mod demo;
 mod fuzz;
@@ -11,6 +12,7 @@ mod kernel;
 mod parity;
 mod progress;
 mod report;
+mod traffic;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,6 +41,8 @@ enum Verb {
     Bench(bench::Args),
     /// Packets that nobody would send, through the BPF programs
     Fuzz(fuzz::Args),
+    /// The agent killed, upgraded and cut off, and what becomes of connections meanwhile
+    Chaos(chaos::Args),
     /// A real API server to play with
     #[command(subcommand)]
     Controlplane(controlplane::Verb),
@@ -115,6 +119,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Parity(args) => parity::run(&args),
         Verb::Bench(args) => bench::run(&args).map(|()| true),
         Verb::Fuzz(args) => fuzz::run(&args),
+        Verb::Chaos(args) => chaos::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),

@@ -1,0 +1,57 @@
+//! What an agent may be upgraded to: the same program, told something by which what it loads into the kernel differs.
+
+use std::fmt;
+
+use lb_tests::agent::{Maps, Options};
+
+/// One of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Build {
+    /// As it is by default.
+    Usual,
+    /// Maps of other sizes: the programs have others, and all rows are carried over.
+    OtherSizes,
+    /// Another mark for what is to be masqueraded: another constant in the programs, and another rule of the packet filter.
+    OtherMark,
+    /// Another answer to whose sockets are translated: another constant in the programs on sockets.
+    AllSockets,
+}
+
+impl Build {
+    /// What there is to upgrade to.
+    pub(crate) const OTHERS: [Self; 3] = [Self::OtherSizes, Self::OtherMark, Self::AllSockets];
+
+    /// How an agent is started that is this one.
+    pub(crate) fn options(self) -> Options {
+        let args: &[&str] = match self {
+            Self::Usual => &[],
+            Self::OtherSizes => &[
+                "--max-services=131072",
+                "--max-slots=524288",
+                "--max-backends=262144",
+                "--max-flows=262144",
+                "--max-sockets=65536",
+                "--max-affinity=65536",
+            ],
+            Self::OtherMark => &["--masquerade-mark=0x100000"],
+            Self::AllSockets => &["--socket-lb=all"],
+        };
+        Options {
+            // As on a node: what is carried over is to be as much.
+            maps: Maps::Default,
+            args: args.iter().map(Into::into).collect(),
+            ..Options::default()
+        }
+    }
+}
+
+impl fmt::Display for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Usual => "the usual one",
+            Self::OtherSizes => "one with maps of other sizes",
+            Self::OtherMark => "one with another mark",
+            Self::AllSockets => "one with all sockets",
+        })
+    }
+}
