@@ -12,6 +12,7 @@ mod kernel;
 mod parity;
 mod progress;
 mod report;
+mod takeover;
 mod traffic;
 
 use std::ffi::OsString;
@@ -43,6 +44,8 @@ enum Verb {
     Fuzz(fuzz::Args),
     /// The agent killed, upgraded and cut off, and what becomes of connections meanwhile
     Chaos(chaos::Args),
+    /// The real kube-proxy replaced and put back, and what becomes of connections meanwhile
+    Takeover(takeover::Args),
     /// A real API server to play with
     #[command(subcommand)]
     Controlplane(controlplane::Verb),
@@ -120,6 +123,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Bench(args) => bench::run(&args).map(|()| true),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Chaos(args) => chaos::run(&args),
+        Verb::Takeover(args) => takeover::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),

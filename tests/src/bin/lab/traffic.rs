@@ -20,9 +20,10 @@ use lb_tests::stage::Stage;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-pub(crate) use kept::Group;
-use kept::Kept;
+use kept::{Group, Kept};
 use lane::Dialler;
+#[cfg(test)]
+pub(crate) use record::Counts;
 pub(crate) use record::{Fault, Kind, Record};
 pub(crate) use render::{faults_of, table};
 pub(crate) use timeline::{Event, Timeline};
@@ -84,12 +85,11 @@ impl Traffic {
     }
 
     /// Opens so many long ones, half of them TCP, and waits until they are open.
-    pub(crate) fn keep(&mut self, name: &'static str, size: usize, is_refilled: bool) -> Result<Arc<Group>> {
+    pub(crate) fn keep(&mut self, name: &'static str, size: usize, is_refilled: bool) -> Result<()> {
         let group = Arc::new(Group {
             name,
             is_refilled,
             open: AtomicUsize::new(0),
-            size,
         });
         let steady = |dialler: &Arc<Dialler>| {
             let lanes = dialler.lanes.iter().filter(|lane| lane.is_steady);
@@ -114,9 +114,8 @@ impl Traffic {
             self.kept.push(task);
         }
         eventually(OPEN, "long connections open", || {
-            Ok((group.open() == size).then_some(()))
-        })?;
-        Ok(group)
+            Ok((group.open.load(Ordering::Relaxed) == size).then_some(()))
+        })
     }
 
     fn runtime(&self) -> Result<&Runtime> {
@@ -154,17 +153,5 @@ impl Drop for Traffic {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
-    }
-}
-
-impl Group {
-    /// How many are open.
-    pub(crate) fn open(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
-    }
-
-    /// How many there are to be.
-    pub(crate) fn size(&self) -> usize {
-        self.size
     }
 }

@@ -21,14 +21,12 @@ const LONG: usize = 3000;
 
 /// Some of them.
 #[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) name: &'static str,
+pub(super) struct Group {
+    pub(super) name: &'static str,
     /// Whether another one comes in the place of one that broke.
-    pub(crate) is_refilled: bool,
+    pub(super) is_refilled: bool,
     /// How many are open.
     pub(super) open: AtomicUsize,
-    /// How many there are to be.
-    pub(super) size: usize,
 }
 
 /// One of a group.

@@ -36,7 +36,7 @@ impl Event {
 
 impl Timeline {
     /// What follows the last event ends now, and had this name.
-    pub(crate) fn end_event(&mut self, name: impl Into<String>, record: &Record) -> &Event {
+    pub(crate) fn end_event(&mut self, name: impl Into<String>, record: &Record) {
         let (at, before) = self.events.last().map_or_else(Default::default, |last| {
             (last.at + last.took, self.events.iter().map(|event| event.counts).sum())
         });
@@ -46,8 +46,19 @@ impl Timeline {
             took: record.now() - at,
             counts: record.counts().since(before),
         });
-        // One was pushed just now.
-        &self.events[self.events.len() - 1]
+    }
+
+    /// What came of the traffic in the last event, as far as that is known.
+    pub(crate) fn how_it_went(&self, record: &Record) -> String {
+        let Some(event) = self.events.last() else {
+            return String::new();
+        };
+        let faults = record.faults();
+        let faults = faults.iter().filter(|fault| event.holds(fault.at)).count();
+        format!(
+            "      {} new TCP connections, {} UDP questions, {} questions over long ones; {faults} failed so far",
+            event.counts.tcp, event.counts.udp, event.counts.asked
+        )
     }
 
     /// Something happens now.
