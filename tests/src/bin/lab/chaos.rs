@@ -18,6 +18,7 @@ use lb_tests::stage::Stage;
 
 use crate::progress::{Step, say};
 use crate::traffic::Traffic;
+use build::Build;
 use plan::{Kind, Plan};
 
 /// Arguments of `chaos`.
@@ -26,7 +27,10 @@ pub(crate) struct Args {
     /// What happens to the agent
     #[arg(long, value_enum, value_delimiter = ',', value_name = "EVENT", default_values = ["kill", "stop", "upgrade", "cut", "interrupt"])]
     events: Vec<Kind>,
-    /// How many times each of them happens, other than `interrupt`
+    /// What it is upgraded to, and back
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "BUILD", default_values = ["sizes", "mark", "sockets"])]
+    to: Vec<Build>,
+    /// How many times each event happens, other than `interrupt`
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     rounds: usize,
     /// How many starts are interrupted
@@ -66,7 +70,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.folder {
         kinds.retain(|kind| *kind != Kind::Cut);
     }
-    let plan = Plan::new(&kinds, args.rounds, args.interruptions, seed);
+    let builds: Vec<Build> = args.to.iter().copied().filter(|build| build.is_other()).collect();
+    let plan = Plan::new(&kinds, &builds, args.rounds, args.interruptions, seed);
     ensure!(!plan.events.is_empty(), "nothing is to happen");
     // Known at once, and not after the network has been built.
     agent::binary()?;

@@ -155,3 +155,30 @@ impl Drop for Traffic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lb_tests::network::Network;
+    use lb_tests::source::Source;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_nobody_serves_is_a_fault_of_its_way() {
+        let stage = Stage::build(Network::new().unwrap(), Source::folder().unwrap()).unwrap();
+        let mut traffic = Traffic::new(&stage).unwrap();
+        traffic.start_fresh(100).unwrap();
+        let refused = eventually(OPEN, "a connection that failed", || {
+            // No agent runs: a node refuses at once what comes to its own address.
+            let mut faults = traffic.record().faults().into_iter();
+            Ok(faults.find(|fault| fault.why == "refused" && fault.way.contains("TCP")))
+        })
+        .unwrap();
+        assert_eq!(refused.kind, Kind::FailedConnection);
+        assert!(
+            refused.way.starts_with("TCP from outside client to NodePort "),
+            "{refused:?}"
+        );
+        assert!(traffic.record().counts().tcp > 0);
+    }
+}

@@ -3,23 +3,30 @@
 use std::fmt;
 
 use lb_tests::agent::{Maps, Options};
+use lb_tests::plane::Plane;
 
 /// One of them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Build {
-    /// As it is by default.
+    /// As it is by default
+    #[value(skip)]
     Usual,
-    /// Maps of other sizes: the programs have others, and all rows are carried over.
+    /// With maps of other sizes: all rows are carried over
+    #[value(name = "sizes")]
     OtherSizes,
-    /// Another mark for what is to be masqueraded: another constant in the programs, and another rule of the packet filter.
+    /// With another mark for what is to be masqueraded: another constant in the programs, and another rule of the packet filter
+    #[value(name = "mark")]
     OtherMark,
-    /// Another answer to whose sockets are translated: another constant in the programs on sockets.
+    /// With the sockets of pods translated as well: another constant in the programs on sockets
+    #[value(name = "sockets")]
     AllSockets,
 }
 
 impl Build {
-    /// What there is to upgrade to.
-    pub(crate) const OTHERS: [Self; 3] = [Self::OtherSizes, Self::OtherMark, Self::AllSockets];
+    /// Whether it is different on the plane under test: the other one has neither maps nor programs.
+    pub(crate) fn is_other(self) -> bool {
+        self == Self::OtherMark || Plane::under_test() == Plane::Ebpf
+    }
 
     /// How an agent is started that is this one.
     pub(crate) fn options(self) -> Options {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use lb_tests::plane::Plane;
 use nix::sys::signal::Signal;
 use rand::rngs::Xoshiro256PlusPlus;
 use rand::seq::IndexedRandom as _;
@@ -58,8 +57,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// A plan of these kinds.
-    pub(crate) fn new(kinds: &[Kind], rounds: usize, interruptions: usize, seed: u64) -> Self {
+    /// A plan of these kinds, with upgrades to these.
+    pub(crate) fn new(kinds: &[Kind], builds: &[Build], rounds: usize, interruptions: usize, seed: u64) -> Self {
         let mut chance = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut events = Vec::new();
         for _ in 0..rounds {
@@ -68,7 +67,7 @@ impl Plan {
                     Kind::Kill => events.push(Event::Kill),
                     Kind::Stop => events.push(Event::Stop),
                     Kind::Upgrade => {
-                        for build in builds() {
+                        for build in builds {
                             events.extend([Event::Upgrade(*build), Event::Downgrade(*build)]);
                         }
                     }
@@ -83,7 +82,7 @@ impl Plan {
             0
         };
         for number in 1..=interruptions {
-            let other = builds().choose(&mut chance).filter(|_| chance.random_bool(0.3));
+            let other = builds.choose(&mut chance).filter(|_| chance.random_bool(0.3));
             events.push(Event::Interrupt(Interruption {
                 number,
                 build: other.copied().unwrap_or(Build::Usual),
@@ -97,14 +96,6 @@ impl Plan {
             }));
         }
         Self { events }
-    }
-}
-
-/// What there is to upgrade to: the other plane has neither maps nor programs.
-fn builds() -> &'static [Build] {
-    match Plane::under_test() {
-        Plane::Ebpf => &Build::OTHERS,
-        Plane::Ipvs => &[Build::OtherMark],
     }
 }
 
@@ -137,18 +128,19 @@ impl fmt::Display for Event {
 mod tests {
     use super::*;
 
+    const OTHERS: [Build; 2] = [Build::OtherSizes, Build::AllSockets];
     const ALL: [Kind; 5] = [Kind::Kill, Kind::Stop, Kind::Upgrade, Kind::Cut, Kind::Interrupt];
 
     #[test]
     fn the_same_seed_makes_the_same_events_and_another_one_others() {
-        let of = |seed| Plan::new(&ALL, 1, 20, seed).events;
+        let of = |seed| Plan::new(&ALL, &OTHERS, 1, 20, seed).events;
         assert_eq!(of(7), of(7));
         assert_ne!(of(7), of(8));
     }
 
     #[test]
     fn each_upgrade_is_taken_back_and_the_last_start_is_a_whole_one() {
-        let events = Plan::new(&ALL, 2, 20, 1).events;
+        let events = Plan::new(&ALL, &OTHERS, 2, 20, 1).events;
         let count = |is: fn(&Event) -> bool| events.iter().filter(|event| is(event)).count();
         let upgrades = count(|event| matches!(event, Event::Upgrade(_)));
         assert!(upgrades > 0);
