@@ -85,6 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         rate: args.rate,
         long: args.long,
         events: timeline.events().to_vec(),
+        slow_ways: traffic.record().slow_ways(),
         faults: traffic.record().faults(),
     };
     drop(traffic);

@@ -1,5 +1,6 @@
 //! What it came to: a table, each fault, and the sum in the last line.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
@@ -14,6 +15,8 @@ pub(crate) struct Report {
     pub(crate) rate: u32,
     pub(crate) long: usize,
     pub(crate) events: Vec<Event>,
+    /// How many new ones took more than a second, by way.
+    pub(crate) slow_ways: BTreeMap<String, u64>,
     pub(crate) faults: Vec<Fault>,
 }
 

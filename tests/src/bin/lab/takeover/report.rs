@@ -1,6 +1,6 @@
 //! What it came to: a table, what became of connections that were open before, each fault, and the sum in the last line.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
@@ -23,6 +23,8 @@ pub(crate) struct Report {
     back: Sum,
     /// Connections that were open before the one and the other.
     open_before: [OpenBefore; 2],
+    /// How many new ones took more than a second, by way.
+    slow_ways: BTreeMap<String, u64>,
     faults: Vec<Fault>,
     #[serde(skip)]
     timeline: Timeline,
@@ -73,6 +75,7 @@ impl Report {
             back: sum(Way::Back),
             open_before: [THROUGH_KUBE_PROXY, THROUGH_AGENT].map(|group| OpenBefore::of(group, long, &events, &faults)),
             events,
+            slow_ways: record.slow_ways(),
             faults,
             timeline,
         }

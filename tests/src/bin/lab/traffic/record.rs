@@ -1,8 +1,9 @@
 //! What became of connections: numbers, and each that failed.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lb_tests::client::{Failure, Protocol};
@@ -24,6 +25,8 @@ pub(crate) struct Record {
     asked: AtomicU64,
     slow: AtomicU64,
     in_flight: AtomicU64,
+    /// How many were slow of each way: of few ways, it is the proxy's doing; of all, the machine's.
+    slow_ways: Mutex<BTreeMap<String, u64>>,
     faults: Mutex<Vec<Fault>>,
 }
 
@@ -106,6 +109,7 @@ impl Record {
             asked: AtomicU64::new(0),
             slow: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
+            slow_ways: Mutex::default(),
             faults: Mutex::default(),
         }
     }
@@ -127,7 +131,7 @@ impl Record {
 
     /// All that went wrong so far, by time.
     pub(crate) fn faults(&self) -> Vec<Fault> {
-        let mut faults = self.lock().clone();
+        let mut faults = lock(&self.faults).clone();
         faults.sort_by_key(|fault| fault.at);
         faults
     }
@@ -153,7 +157,10 @@ impl Record {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
         let lasted = self.now() - at;
         match outcome {
-            Ok(()) if lasted > SLOW => drop(self.slow.fetch_add(1, Ordering::Relaxed)),
+            Ok(()) if lasted > SLOW => {
+                self.slow.fetch_add(1, Ordering::Relaxed);
+                *lock(&self.slow_ways).entry(lane.to_string()).or_default() += 1;
+            }
             Ok(()) => {}
             Err(failure) => self.add(Fault {
                 kind: Kind::FailedConnection,
@@ -173,11 +180,16 @@ impl Record {
     }
 
     pub(super) fn add(&self, fault: Fault) {
-        self.lock().push(fault);
+        lock(&self.faults).push(fault);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Fault>> {
-        // A list is whole wherever another thread has panicked.
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many were slow of each way.
+    pub(crate) fn slow_ways(&self) -> BTreeMap<String, u64> {
+        lock(&self.slow_ways).clone()
     }
+}
+
+/// A list or a map is whole wherever another thread has panicked.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
