@@ -33,13 +33,17 @@ pub enum Counter {
     DroppedFragment = 12,
     /// Dropped: the source is an address of this node or of a Service, which no client from a link has.
     DroppedSpoofedSource = 13,
+    /// Dropped: a client that has to be masqueraded, and the node has no address of its family.
+    DroppedNoSource = 14,
+    /// Dropped: a client that has to be masqueraded, and no port of the node is free towards that backend.
+    DroppedNoSourcePort = 15,
     /// Not shown to `lb-agent monitor`: there were too many at once, or nobody read them.
-    EventsLost = 14,
+    EventsLost = 16,
 }
 
 impl Counter {
     /// How many rows the map has.
-    pub const COUNT: u32 = 15;
+    pub const COUNT: u32 = 17;
 
     /// All of them, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -57,6 +61,8 @@ impl Counter {
         Self::DroppedUnallocated,
         Self::DroppedFragment,
         Self::DroppedSpoofedSource,
+        Self::DroppedNoSource,
+        Self::DroppedNoSourcePort,
         Self::EventsLost,
     ];
 
@@ -74,7 +80,9 @@ impl Counter {
             | Self::DroppedSourceRange
             | Self::DroppedUnallocated
             | Self::DroppedFragment
-            | Self::DroppedSpoofedSource => true,
+            | Self::DroppedSpoofedSource
+            | Self::DroppedNoSource
+            | Self::DroppedNoSourcePort => true,
         }
     }
 
@@ -95,6 +103,8 @@ impl Counter {
             Self::DroppedUnallocated => "dropped_unallocated",
             Self::DroppedFragment => "dropped_fragment",
             Self::DroppedSpoofedSource => "dropped_spoofed_source",
+            Self::DroppedNoSource => "dropped_no_source",
+            Self::DroppedNoSourcePort => "dropped_no_source_port",
             Self::EventsLost => "events_lost",
         }
     }

@@ -3,6 +3,10 @@
 //! A flow has two rows. The forward row is found with the packet as the client sent it and says
 //! where it goes; the reverse row is found with the packet as the backend answered it and says
 //! whom it must seem to come from.
+//!
+//! A client that is masqueraded has two more, which the programs find and follow like those: a reverse row for what goes
+//! out to the backend, and comes from the node from then on, and a forward row for the answers to the node, which go on to
+//! the client.
 
 use crate::{
     layout::map_type,
@@ -70,11 +74,11 @@ pub struct FlowValue {
     pub client_port: Port,
     /// Number of the backend.
     pub backend: u32,
-    /// Generation of that number when the flow began.
+    /// Generation of that number when the flow began. With `MASQUERADED`, any number, the same in both rows.
     pub generation: u32,
     /// Number of the service port.
     pub service: u32,
-    /// `MASQUERADE`, `CLOSING`, `GUARD`.
+    /// `MASQUERADE`, `CLOSING`, `GUARD`, `MASQUERADED`.
     pub flags: u8,
     /// Zero.
     pub pad: [u8; 7],
@@ -100,7 +104,7 @@ impl FlowValue {
     };
 }
 
-/// The kernel is to masquerade the client: each packet gets the mark.
+/// The client is to be masqueraded where its packets go out: each gets the mark.
 pub const MASQUERADE: u8 = 1 << 0;
 /// TCP: a FIN or RST was seen, so a SYN starts a new flow.
 pub const CLOSING: u8 = 1 << 1;
@@ -108,3 +112,6 @@ pub const CLOSING: u8 = 1 << 1;
 /// the node masquerades, has sent to that client from a port that is a NodePort too, and this is the answer. It
 /// has no other row, and says nothing else.
 pub const GUARD: u8 = 1 << 2;
+/// A row between the node and a backend. Reverse: what has the mark goes out with `address` and `port`, the node's, as its
+/// source. Forward: the answer goes on to `address` and `port`, the client's.
+pub const MASQUERADED: u8 = 1 << 3;

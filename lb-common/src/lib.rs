@@ -21,6 +21,7 @@ pub mod net;
 pub mod prefix;
 pub mod service;
 pub mod socket;
+pub mod source;
 
 pub use address::AddressValue;
 pub use affinity::{AffinityKey, AffinityValue};
@@ -33,3 +34,4 @@ pub use net::{Address, Port};
 pub use prefix::{PrefixKey, Scoped};
 pub use service::{Range, ServiceKey, ServiceValue, Verdict};
 pub use socket::{Correspondents, Translation};
+pub use source::SourceKey;

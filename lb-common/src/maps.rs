@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";
@@ -19,6 +19,8 @@ pub const SENT_TO: &str = "SENT_TO";
 pub const OPTED_OUT: &str = "OPTED_OUT";
 /// LRU hash: [`AffinityKey`](crate::AffinityKey) → [`AffinityValue`](crate::AffinityValue).
 pub const AFFINITY: &str = "AFFINITY";
+/// Hash: [`SourceKey`](crate::SourceKey) → [`Address`](crate::Address).
+pub const SOURCES: &str = "SOURCES";
 /// Hash: [`Address`](crate::Address) → [`AddressValue`](crate::AddressValue).
 pub const ADDRESSES: &str = "ADDRESSES";
 /// LPM trie: [`PrefixKey`](crate::PrefixKey) → `u32`, the clients of restricted frontends.
@@ -56,6 +58,8 @@ pub const DEFAULT_AFFINITY: u32 = 131_072;
 pub const DEFAULT_ADDRESSES: u32 = DEFAULT_SERVICES;
 /// Default number of rows of `SOURCE_RANGES`.
 pub const DEFAULT_SOURCE_RANGES: u32 = 65_536;
+/// Number of rows of `SOURCES`: links that are no port of something without an address, twice.
+pub const SOURCES_MAX: u32 = 16_384;
 /// Number of rows of `FRAGMENTS`: datagrams in pieces that are under way at one time.
 pub const FRAGMENTS_MAX: u32 = 8_192;
 /// Number of places in `HELD_FRAGMENTS`, a power of two; 2 KiB each.

@@ -13,6 +13,8 @@ static POD_SOCKETS: Global<u32> = Global::new(PODS_LEFT);
 #[unsafe(no_mangle)]
 static MASQUERADE_MARK: Global<u32> = Global::new(DEFAULT_MASQUERADE_MARK);
 #[unsafe(no_mangle)]
+static MASQUERADES: Global<u32> = Global::new(1);
+#[unsafe(no_mangle)]
 static UDP_TIMEOUT: Global<u64> = Global::new(DEFAULT_UDP_TIMEOUT);
 #[unsafe(no_mangle)]
 static HAS_SET_RETVAL: Global<u32> = Global::new(1);
@@ -33,10 +35,16 @@ pub(crate) fn pod_sockets() -> u32 {
     POD_SOCKETS.load()
 }
 
-/// The bit of the mark that asks the kernel to masquerade.
+/// The bit of the mark that asks for masquerading.
 #[inline(always)]
 pub(crate) fn masquerade_mark() -> u32 {
     MASQUERADE_MARK.load()
+}
+
+/// Whether programs masquerade what has it. Else the kernel does.
+#[inline(always)]
+pub(crate) fn masquerades() -> bool {
+    MASQUERADES.load() != 0
 }
 
 /// Nanoseconds after which a silent UDP flow is over.

@@ -8,7 +8,7 @@ use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
     backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
-    flow::{CLOSING, FORWARD, GUARD, MASQUERADE, REVERSE},
+    flow::{CLOSING, FORWARD, GUARD, MASQUERADE, MASQUERADED, REVERSE},
     service::MASQUERADE_ALL,
 };
 
@@ -54,6 +54,9 @@ pub(crate) fn now() -> u64 {
 pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if packet.continues() {
         return true;
+    }
+    if row.flags & MASQUERADED != 0 {
+        return !expired(row, now);
     }
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != SERVING {
         return false;
@@ -258,14 +261,14 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
 }
 
 #[inline(always)]
-fn random() -> u32 {
+pub(crate) fn random() -> u32 {
     // SAFETY: no arguments.
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// A source port for a client whose own is taken.
+/// A source port for a client that cannot have its own.
 #[inline(always)]
-fn other_port() -> Port {
+pub(crate) fn other_port() -> Port {
     let span = u64::from(LAST_SNAT_PORT - FIRST_SNAT_PORT) + 1;
     Port::new(FIRST_SNAT_PORT + ((u64::from(random()) * span) >> 32) as u16)
 }

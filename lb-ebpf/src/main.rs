@@ -22,6 +22,7 @@ mod forward;
 mod fragment;
 mod icmp;
 mod maps;
+mod masquerade;
 mod opaque;
 mod packet;
 mod reject;

@@ -8,13 +8,13 @@ use aya_ebpf::{
 };
 use lb_common::{
     Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Correspondents, Counter, Event, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, HeldFragment, Scoped, ServiceKey, ServiceValue, Translation,
+    FlowValue, FragmentKey, FragmentValue, HeldFragment, Scoped, ServiceKey, ServiceValue, SourceKey, Translation,
     event::EventBudget,
     fragment::Scratch,
     maps::{
         CIDRS_MAX, DEFAULT_ADDRESSES, DEFAULT_AFFINITY, DEFAULT_BACKENDS, DEFAULT_CONNECTED, DEFAULT_FLOWS,
         DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, EVENTS_SIZE, FRAGMENTS_MAX, HELD_FRAGMENTS_MAX,
-        OPTED_OUT_MAX,
+        OPTED_OUT_MAX, SOURCES_MAX,
     },
 };
 
@@ -54,6 +54,9 @@ pub(crate) static CIDRS: LpmTrie<Scoped, u32, { CIDRS_MAX as usize }> = LpmTrie:
 
 #[btf_map]
 pub(crate) static ADDRESSES: HashMap<Address, AddressValue, { DEFAULT_ADDRESSES as usize }, ON_DEMAND> = HashMap::new();
+
+#[btf_map]
+pub(crate) static SOURCES: HashMap<SourceKey, Address, { SOURCES_MAX as usize }, ON_DEMAND> = HashMap::new();
 
 #[btf_map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue, { FRAGMENTS_MAX as usize }> = LruHashMap::new();

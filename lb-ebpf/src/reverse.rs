@@ -14,6 +14,7 @@ use crate::{
     forward::{IPV4, IPV6},
     fragment, icmp,
     maps::FLOWS,
+    masquerade,
     packet::Packet,
     rewrite::{self, End},
     sctp,
@@ -24,8 +25,18 @@ use crate::{
 /// A packet to a link.
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff) -> i32 {
-    clear_mark(skb);
-    let verdict = at::<LINK_HEADER>(skb.skb);
+    let asked = take_mark(skb);
+    let mut verdict = at::<LINK_HEADER>(skb.skb, asked);
+    if verdict == step::MASQUERADE {
+        verdict = masquerade::begin::<LINK_HEADER>(skb.skb);
+        if verdict == step::SEND {
+            // With the rows that it has now.
+            verdict = at::<LINK_HEADER>(skb.skb, asked);
+        }
+        if verdict == step::MASQUERADE {
+            verdict = because(Counter::DroppedFlowTable);
+        }
+    }
     if verdict < step::DROPPED + Counter::COUNT as i32 {
         event::dropped::<LINK_HEADER>(skb.skb, REVERSE, verdict)
     } else {
@@ -34,17 +45,17 @@ pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff) -> i32 {
 }
 
 #[inline(never)]
-fn at<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
+fn at<const LINK_HEADER: usize>(skb: *mut __sk_buff, asked: u32) -> i32 {
     let skb = &SkBuff { skb };
     match vlan::network::<LINK_HEADER>(skb) {
-        Some((network, IPV4)) => translate::<V4>(skb, network),
-        Some((network, IPV6)) => translate::<V6>(skb, network),
+        Some((network, IPV4)) => translate::<V4>(skb, network, asked),
+        Some((network, IPV6)) => translate::<V6>(skb, network, asked),
         _ => PASS,
     }
 }
 
 #[inline(always)]
-fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
+fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
     let mut packet = Packet::new(network, REVERSE);
     if packet.read::<F>(skb).is_none() {
         return without_ports::<F>(skb, network);
@@ -53,8 +64,13 @@ fn translate<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it;
     // two CPUs that both set the time or the bit write the same.
     let row = FLOWS.get_ptr_mut(&packet.key).map(|row| unsafe { &mut *row });
-    let Some(row) = row.filter(|row| flow::stands(row, &packet, now)) else {
-        return of_no_flow(&packet, now);
+    let Some(row) = row.filter(|row| flow::stands(row, &packet, now) && masquerade::holds(row, &packet, asked, now))
+    else {
+        return if asked != 0 {
+            step::MASQUERADE
+        } else {
+            of_no_flow(&packet, now)
+        };
     };
     row.last_seen = now;
     if packet.closes() {
@@ -107,15 +123,17 @@ fn without_ports<F: Family>(skb: &SkBuff, network: usize) -> i32 {
     }
 }
 
-/// Routing is done, so the request to masquerade is too. Left on, it would pass to the packet that
-/// a tunnel wraps around this one.
+/// Takes the request to masquerade off a packet, 0 if there is none for us. Left on, it would pass to the packet that a
+/// tunnel wraps around this one.
 #[inline(always)]
-fn clear_mark(skb: &SkBuff) {
+fn take_mark(skb: &SkBuff) -> u32 {
     let mark = config::masquerade_mark();
     // SAFETY: the context belongs to this run of the program.
-    unsafe {
-        if (*skb.skb).mark & mark != 0 {
-            (*skb.skb).mark &= !mark;
-        }
+    let asked = unsafe { (*skb.skb).mark } & mark;
+    if asked != 0 {
+        // SAFETY: as above.
+        unsafe { (*skb.skb).mark &= !mark };
     }
+    // The kernel masquerades before this hook.
+    if config::masquerades() { asked } else { 0 }
 }

@@ -6,6 +6,7 @@
 //! * [`world`]: the services that packets meet, and what happens to them under way.
 //! * [`programs`]: the programs, loaded and fed by hand.
 //! * [`shadow`], [`pieces`], [`oracle`], [`compare`], [`refusal`], [`rows`]: what must become of a packet, and of the flow table.
+//! * [`masquerade`]: what must become of packets for whose client the node speaks.
 //! * [`build`], [`generate`], [`mutate`]: packets.
 //! * [`script`], [`minimise`]: what happened, as a file, and less of it.
 
@@ -13,6 +14,7 @@ pub mod anatomy;
 pub mod build;
 pub mod compare;
 pub mod generate;
+pub mod masquerade;
 pub mod minimise;
 pub mod mutate;
 pub mod oracle;

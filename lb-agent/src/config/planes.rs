@@ -2,12 +2,12 @@
 
 use anyhow::Context as _;
 
-use super::{Config, SocketLb};
+use super::{Config, Snat, SocketLb};
 use crate::{
     kernel::{cgroup, links::PodLinks},
     plane::{
         choice::PlaneOptions,
-        ebpf::{EbpfOptions, PodSockets},
+        ebpf::{EbpfOptions, Masquerading, PodSockets},
         ipvs::IpvsOptions,
     },
 };
@@ -33,6 +33,10 @@ impl Config {
                 bpffs: self.bpffs.clone(),
                 cgroup,
                 pod_sockets,
+                masquerading: match self.snat {
+                    Snat::Bpf => Masquerading::ByPrograms,
+                    Snat::Kernel => Masquerading::ByKernel,
+                },
                 masquerade_mark: self.masquerade_mark,
                 sizes: self.sizes,
                 force_clsact: false,

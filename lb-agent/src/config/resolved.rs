@@ -13,7 +13,7 @@ use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use super::{
     BindAddress, HEALTHZ_PORT, METRICS_PORT, Settings, detect_local,
     settings::is_blank,
-    values::{LogFormat, LogLevel, Mark, SocketLb},
+    values::{LogFormat, LogLevel, Mark, Snat, SocketLb},
 };
 use crate::{
     kernel::{ipvs::Scheduler, links::PodLinks},
@@ -64,6 +64,8 @@ pub struct Config {
     pub cgroup: Option<PathBuf>,
     /// Whose sockets are translated.
     pub socket_lb: SocketLb,
+    /// Who masquerades.
+    pub snat: Snat,
     /// Bit of the mark.
     pub masquerade_mark: u32,
     /// Sizes of the maps.
@@ -142,6 +144,7 @@ impl Config {
             bpffs: settings.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into()),
             cgroup: settings.cgroup,
             socket_lb: settings.socket_lb.unwrap_or_default(),
+            snat: settings.snat.unwrap_or_default(),
             masquerade_mark: settings.masquerade_mark.map_or(DEFAULT_MASQUERADE_MARK, Mark::get),
             sizes: MapSizes {
                 services: size(settings.max_services, sizes.services),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BindAddress, DetectLocalMode, HEALTHZ_PORT, METRICS_PORT,
-    values::{LogFormat, LogLevel, Mark, SocketLb},
+    values::{LogFormat, LogLevel, Mark, Snat, SocketLb},
 };
 use crate::{kernel::ipvs::Scheduler, model::NodePortAddress, objects::kube::ServerUrl, plane::choice::Wanted};
 
@@ -55,7 +55,11 @@ pub struct Settings {
     #[arg(long, value_name = "WHO", env = "LB_AGENT_SOCKET_LB")]
     pub socket_lb: Option<SocketLb>,
 
-    /// Bit of the packet mark that asks the kernel to masquerade [default: 0x4000]
+    /// Who masquerades clients whose answers have to come back by this node [default: bpf]
+    #[arg(long, value_name = "WHO", env = "LB_AGENT_SNAT")]
+    pub snat: Option<Snat>,
+
+    /// Bit of the packet mark that asks for masquerading [default: 0x4000]
     #[arg(long, value_name = "BIT", env = "LB_AGENT_MASQUERADE_MARK")]
     pub masquerade_mark: Option<Mark>,
 
@@ -235,6 +239,7 @@ impl Settings {
             bpffs: self.bpffs.or(others.bpffs),
             cgroup: self.cgroup.or(others.cgroup),
             socket_lb: self.socket_lb.or(others.socket_lb),
+            snat: self.snat.or(others.snat),
             masquerade_mark: self.masquerade_mark.or(others.masquerade_mark),
             max_services: self.max_services.or(others.max_services),
             max_slots: self.max_slots.or(others.max_slots),

@@ -19,6 +19,18 @@ pub enum SocketLb {
     Off,
 }
 
+/// Who masquerades clients whose answers have to come back by this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Snat {
+    /// The programs on links, where packets go out.
+    #[default]
+    Bpf,
+    /// The kernel, by a rule of nftables, which has it track the connections of all packets of the node. For
+    /// nodes that encrypt by IPsec policies, without a link for that: what goes out there is past reach for programs.
+    Kernel,
+}
+
 /// How much to log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]

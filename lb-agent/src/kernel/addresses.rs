@@ -5,103 +5,29 @@
 //! left out: one of which it is not known yet, or known, that another host has it. And those of the links that
 //! hold services' addresses, ours and kube-proxy's, which are not the node's own: a NodePort is not served there.
 
-use std::{collections::BTreeSet, io, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr};
 
-use futures::{StreamExt as _, TryStreamExt as _};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     address::{AddressHeaderFlags, AddressMessage},
     link::LinkMessage,
 };
-use rtnetlink::{MulticastGroup, packet_core::NetlinkPayload};
-use tokio::{
-    sync::watch,
-    task::JoinHandle,
-    time::{Instant, sleep, sleep_until},
-};
+use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
     dummy,
     links::{address, link_facts},
-    netlink::{Connection, within},
 };
 
-/// After what failed.
-const RETRY: Duration = Duration::from_secs(1);
-/// Addresses that change together are told of together.
-const SETTLE: Duration = Duration::from_millis(20);
+mod follow;
+pub mod sources;
 
-const GROUPS: [MulticastGroup; 3] = [
-    MulticastGroup::Link,
-    MulticastGroup::Ipv4Ifaddr,
-    MulticastGroup::Ipv6Ifaddr,
-];
+use follow::Collected;
 
 /// Follows the addresses of the network namespace that the runtime's thread is in. `None` is that they
 /// are not known yet. Ends when the receivers are dropped.
 pub fn watch() -> (watch::Receiver<Option<BTreeSet<IpAddr>>>, JoinHandle<()>) {
-    let (sender, receiver) = watch::channel(None);
-    let task = tokio::spawn(async move {
-        while let Err(error) = follow(&sender).await {
-            tracing::warn!(%error, "cannot follow the addresses of this node: trying again");
-            sleep(RETRY).await;
-        }
-    });
-    (receiver, task)
-}
-
-async fn follow(known: &watch::Sender<Option<BTreeSet<IpAddr>>>) -> io::Result<()> {
-    let mut connection = Connection::open(&GROUPS)?;
-    let mut addresses = snapshot(&connection).await?;
-    let mut due = Some(Instant::now());
-    loop {
-        tokio::select! {
-            message = connection.notifications.next() => {
-                let Some((message, _)) = message else {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                };
-                match message.payload {
-                    NetlinkPayload::Overrun(_) => {
-                        tracing::warn!("notifications of addresses were lost: asking for all addresses");
-                        connection = Connection::open(&GROUPS)?;
-                        addresses = snapshot(&connection).await?;
-                    }
-                    NetlinkPayload::InnerMessage(message) if !addresses.notified(&message) => continue,
-                    _ => {}
-                }
-                due.get_or_insert(Instant::now() + SETTLE);
-            }
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                due = None;
-                tell(known, &addresses);
-            }
-            () = known.closed() => return Ok(()),
-        }
-    }
-}
-
-/// Asks for everything. What changes meanwhile is told by notifications, which are on already.
-async fn snapshot(connection: &Connection) -> io::Result<Addresses> {
-    // Links second: of each address that is known, it is known then what link it is of.
-    let messages = within(connection.handle.address().get().execute().try_collect::<Vec<_>>()).await?;
-    let links = within(connection.handle.link().get().execute().try_collect::<Vec<_>>()).await?;
-    let mut addresses = Addresses::default();
-    for message in &messages {
-        addresses.is(message);
-    }
-    for message in &links {
-        addresses.link_is(message);
-    }
-    Ok(addresses)
-}
-
-fn tell(known: &watch::Sender<Option<BTreeSet<IpAddr>>>, addresses: &Addresses) {
-    let addresses = Some(addresses.all());
-    known.send_if_modified(|before| {
-        let modified = *before != addresses;
-        *before = addresses;
-        modified
-    });
+    follow::watch::<Addresses>()
 }
 
 /// The addresses, each with its link: two links may have the same one.
@@ -112,8 +38,9 @@ struct Addresses {
     of_services: BTreeSet<u32>,
 }
 
-impl Addresses {
-    /// Says whether the node may have other addresses now.
+impl Collected for Addresses {
+    type Told = BTreeSet<IpAddr>;
+
     fn notified(&mut self, message: &RouteNetlinkMessage) -> bool {
         match message {
             RouteNetlinkMessage::NewAddress(message) => self.is(message),
@@ -127,6 +54,13 @@ impl Addresses {
         }
     }
 
+    fn told(&self) -> BTreeSet<IpAddr> {
+        let of_the_node = self.all.iter().filter(|(link, _)| !self.of_services.contains(link));
+        of_the_node.map(|(_, address)| *address).collect()
+    }
+}
+
+impl Addresses {
     fn is(&mut self, message: &AddressMessage) -> bool {
         if !is_usable(message) {
             return self.is_gone(message);
@@ -153,11 +87,6 @@ impl Addresses {
                 self.of_services.remove(&facts.index)
             }
         })
-    }
-
-    fn all(&self) -> BTreeSet<IpAddr> {
-        let of_the_node = self.all.iter().filter(|(link, _)| !self.of_services.contains(link));
-        of_the_node.map(|(_, address)| *address).collect()
     }
 }
 
@@ -195,7 +124,7 @@ mod tests {
         for message in messages {
             addresses.notified(message);
         }
-        addresses.all().iter().map(ToString::to_string).collect()
+        addresses.told().iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -1,6 +1,12 @@
-//! The one nftables table: masquerades what the data path marked.
+//! The one nftables table of the plane `ebpf`: what the kernel is to do beside the programs.
 //!
-//! The chain sits at the hook `postrouting`, priority `srcnat` (100), where kube-proxy, flannel and
+//! **Where programs masquerade**, it is to put datagrams together that come in pieces, before they are routed: answers have
+//! to reach the program on the client's link in order. A rule that redirects to a socket (`tproxy`) has the kernel do that, and
+//! the chain it is in hangs on no hook, so that no packet ever meets it. Where the kernel has no such rule, one that
+//! looks at connections does the same, only that the kernel then tracks all of the node.
+//!
+//! **Where the kernel masquerades**, what the programs marked. The chain sits at the hook `postrouting`, priority `srcnat` (100),
+//! where kube-proxy, flannel and
 //! every other masquerading rule sit too. That is no clash: the first of them that has a rule for a
 //! connection decides, and only packets of new connections with our bit in their mark have one here.
 //! kube-proxy (iptables and nftables modes) masquerades by the same bit unless told otherwise and
@@ -15,7 +21,7 @@ pub mod program;
 
 use std::{thread, time::Duration};
 
-use tracing::warn;
+use tracing::{info, warn};
 
 pub use program::NftError;
 use program::{Detail, list, masquerade};
@@ -29,22 +35,64 @@ pub const TABLE: &str = "inet lb-agent";
 /// clients without answer would tell of it.
 pub(crate) const CHECK: Duration = Duration::from_secs(30);
 
-/// Asks the kernel whether it would take the rules for `mark`. Changes nothing.
-pub fn check(mark: u32) -> Result<(), NftError> {
-    program::check("the masquerade rules", &rules(mark))
+/// What is asked of the kernel, in the words of errors.
+const WHAT: &str = "the rules beside the programs";
+
+/// A table that the kernel would take.
+#[derive(Debug)]
+pub struct Rules {
+    /// The transaction that puts it in place of whatever there is.
+    transaction: String,
 }
 
-/// Puts the rules for `mark` in place of whatever the table holds, and sees to it that they stay, from a
+impl Rules {
+    /// The kernel masquerades what has `mark`.
+    pub fn masquerade(mark: u32) -> Result<Self, NftError> {
+        Self::checked(masquerading(mark))
+    }
+
+    /// The kernel puts together what comes in pieces.
+    pub fn reassemble() -> Result<Self, NftError> {
+        Self::checked(reassembling(REDIRECTS)).or_else(|error| {
+            let rules = Self::checked(reassembling(LOOKS_AT_CONNECTIONS))?;
+            info!(%error, "the kernel tracks connections, to put datagrams together: it has no tproxy for nftables");
+            Ok(rules)
+        })
+    }
+
+    fn checked(transaction: String) -> Result<Self, NftError> {
+        program::check(WHAT, &transaction)?;
+        Ok(Self { transaction })
+    }
+
+    /// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
+    fn apply(&self) -> Result<Option<String>, NftError> {
+        program::run(WHAT, &self.transaction)?;
+        list(TABLE, Detail::Everything)
+    }
+
+    /// Puts the rules back where somebody took them away.
+    fn restore(&self, applied: &mut Option<String>) -> Result<(), NftError> {
+        let Some(what) = program::damage(applied.as_deref(), list(TABLE, Detail::Everything)?.as_deref()) else {
+            return Ok(());
+        };
+        *applied = self.apply()?;
+        warn!("somebody {what} the nftables table {TABLE}, without which clients get no answer: put back");
+        Ok(())
+    }
+}
+
+/// Puts the rules in place of whatever the table holds, and sees to it that they stay, from a
 /// thread that ends with the process.
-pub fn keep(mark: u32) -> Result<(), NftError> {
-    let mut applied = apply(mark)?;
+pub fn keep(rules: Rules) -> Result<(), NftError> {
+    let mut applied = rules.apply()?;
     thread::Builder::new()
-        .name("masquerade".to_owned())
+        .name("nft".to_owned())
         .spawn(move || {
             loop {
                 thread::sleep(CHECK);
-                if let Err(error) = restore(mark, &mut applied) {
-                    warn!("the masquerade rules may be missing: {error}");
+                if let Err(error) = rules.restore(&mut applied) {
+                    warn!("{WHAT} may be missing: {error}");
                 }
             }
         })
@@ -57,37 +105,46 @@ pub fn remove() -> Result<bool, NftError> {
     program::remove(TABLE)
 }
 
-/// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
-fn apply(mark: u32) -> Result<Option<String>, NftError> {
-    program::run("the masquerade rules", &rules(mark))?;
-    list(TABLE, Detail::Everything)
+/// One each for a family.
+const REDIRECTS: [&str; 2] = [
+    "meta nfproto ipv4 meta l4proto udp tproxy ip to :1",
+    "meta nfproto ipv6 meta l4proto udp tproxy ip6 to :1",
+];
+const LOOKS_AT_CONNECTIONS: [&str; 2] = [
+    "meta nfproto ipv4 ct state invalid",
+    "meta nfproto ipv6 ct state invalid",
+];
+
+/// The transaction for rules on no hook.
+fn reassembling(rules: [&str; 2]) -> String {
+    let [v4, v6] = rules;
+    replace(&format!(
+        "    chain reassemble {{\n        {v4}\n        {v6}\n    }}\n"
+    ))
 }
 
-/// Puts the rules back where somebody took them away.
-fn restore(mark: u32, applied: &mut Option<String>) -> Result<(), NftError> {
-    let Some(what) = program::damage(applied.as_deref(), list(TABLE, Detail::Everything)?.as_deref()) else {
-        return Ok(());
-    };
-    *applied = apply(mark)?;
-    warn!("somebody {what} the nftables table {TABLE}, without which clients get no answer: put back");
-    Ok(())
-}
-
-/// The transaction. The table is declared before it is deleted, so that the deletion finds one.
-fn rules(mark: u32) -> String {
+/// The transaction for rules that masquerade.
+fn masquerading(mark: u32) -> String {
     let condition = format!("meta mark & {mark:#x} == {mark:#x} ");
     let rule = |family| format!("        {}\n", masquerade(family, &condition));
-    format!(
-        "table {TABLE} {{}}\n\
-         delete table {TABLE}\n\
-         table {TABLE} {{\n    \
-             chain postrouting {{\n        \
-                 type nat hook postrouting priority srcnat; policy accept;\n\
-                 {}{}    \
-             }}\n\
+    replace(&format!(
+        "    chain postrouting {{\n        \
+             type nat hook postrouting priority srcnat; policy accept;\n\
+             {}{}    \
          }}\n",
         rule(Family::V4),
         rule(Family::V6),
+    ))
+}
+
+/// The table is declared before it is deleted, so that the deletion finds one.
+fn replace(chains: &str) -> String {
+    format!(
+        "table {TABLE} {{}}\n\
+         delete table {TABLE}\n\
+         table {TABLE} {{\n\
+         {chains}\
+         }}\n"
     )
 }
 
@@ -98,7 +155,7 @@ mod tests {
     #[test]
     fn the_transaction_replaces_the_table() {
         assert_eq!(
-            rules(0x4000),
+            masquerading(0x4000),
             "\
 table inet lb-agent {}
 delete table inet lb-agent

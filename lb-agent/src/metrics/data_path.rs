@@ -188,7 +188,9 @@ fn encode_counters(counters: &[(Counter, u64)], encoder: &mut DescriptorEncoder<
             | Counter::DroppedSourceRange
             | Counter::DroppedUnallocated
             | Counter::DroppedFragment
-            | Counter::DroppedSpoofedSource => {
+            | Counter::DroppedSpoofedSource
+            | Counter::DroppedNoSource
+            | Counter::DroppedNoSourcePort => {
                 let reason = counter.name();
                 let reason = reason.strip_prefix("dropped_").unwrap_or(reason);
                 drops.push((vec![("reason", reason.into())], value));

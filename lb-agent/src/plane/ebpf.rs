@@ -12,6 +12,7 @@
 //! explain   what becomes of a packet: runs a twin of the program on a link
 //!
 //! HostSockets  ends UDP sockets whose backend is gone
+//! Sources   the addresses by which the node speaks for masqueraded clients, link by link
 //! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
 //! object    the embedded BPF object: maps made or taken over, programs loaded
@@ -70,6 +71,7 @@ mod ranges;
 mod retire;
 mod served;
 mod services;
+mod sources;
 mod sys;
 mod table;
 #[cfg(test)]
@@ -98,6 +100,7 @@ use object::{Globals, Loaded};
 use opt_out::OptOut;
 use pins::Pins;
 use services::Services;
+use sources::Sources;
 
 /// What ranges and numbers rest for at least, whoever calls [`Plane::tick`] how often.
 const REST: Duration = Duration::from_secs(1);
@@ -111,13 +114,25 @@ pub struct EbpfOptions {
     pub cgroup: Option<PathBuf>,
     /// What becomes of the sockets of pods in there.
     pub pod_sockets: PodSockets,
-    /// The bit of the packet mark that asks the kernel to masquerade.
+    /// Who masquerades.
+    pub masquerading: Masquerading,
+    /// The bit of the packet mark that asks for it.
     pub masquerade_mark: u32,
     /// Sizes of the maps.
     pub sizes: MapSizes,
     /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
     #[doc(hidden)]
     pub force_clsact: bool,
+}
+
+/// Who masquerades clients whose answers have to come back by this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Masquerading {
+    /// The programs, where packets go out to a link.
+    #[default]
+    ByPrograms,
+    /// The kernel, by a rule of nftables.
+    ByKernel,
 }
 
 /// What becomes of the sockets of pods: of processes in other network namespaces than the agent's.
@@ -219,6 +234,7 @@ pub struct EbpfPlane {
     host_sockets: Option<HostSockets>,
     /// Where those of pods are.
     opt_out: Option<OptOut>,
+    _sources: Sources,
     pins: Pins,
     cgroup: Option<PathBuf>,
     /// The maps are new and still empty, so nobody may take them over.
@@ -246,10 +262,11 @@ impl EbpfPlane {
             None => None,
         };
         let lock = Arc::new(pins.lock()?);
-        nft::check(options.masquerade_mark)?;
+        let rules = rules(options.masquerading, options.masquerade_mark)?;
         let globals = Globals {
             netns_cookie,
             pod_sockets: options.pod_sockets,
+            masquerading: options.masquerading,
             masquerade_mark: options.masquerade_mark,
         };
         let (loaded, carry) = match load(&pins, &options, globals).and_then(|loaded| carried(&pins, loaded)) {
@@ -260,7 +277,8 @@ impl EbpfPlane {
             }
         };
         // From here on something is there that works without the agent.
-        nft::keep(options.masquerade_mark)?;
+        nft::keep(rules)?;
+        let sources = Sources::start(loaded.sources)?;
         let services = Services::open(loaded.tables).context("cannot read the maps")?;
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
@@ -283,6 +301,7 @@ impl EbpfPlane {
         let mut plane = Self {
             services,
             opt_out,
+            _sources: sources,
             host_sockets: loaded
                 .socket_maps
                 .map(|maps| HostSockets::start(maps, options.pod_sockets.scope()))
@@ -373,6 +392,14 @@ impl Plane for EbpfPlane {
 
     fn fill(&self) -> Vec<Fill> {
         self.services.fill()
+    }
+}
+
+/// The rules of nftables that go with it, which the kernel would take.
+fn rules(masquerading: Masquerading, mark: u32) -> Result<nft::Rules, nft::NftError> {
+    match masquerading {
+        Masquerading::ByKernel => nft::Rules::masquerade(mark),
+        Masquerading::ByPrograms => nft::Rules::reassemble(),
     }
 }
 

@@ -9,7 +9,7 @@ use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader, Pod, TestRun as _, TestRunOptions};
 use lb_common::{
     Address, AddressValue, AffinityKey, AffinityValue, BackendValue, FlowKey, FlowValue, FragmentKey, FragmentValue,
-    PrefixKey, Scoped, ServiceKey, ServiceValue, config,
+    PrefixKey, Scoped, ServiceKey, ServiceValue, SourceKey, config,
     fragment::{FRAGMENT_TIMEOUT, HELD_MAX},
     maps,
 };
@@ -108,8 +108,18 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads the object that `cargo xtask build-ebpf` makes, with empty maps.
+    /// Loads the object that `cargo xtask build-ebpf` makes, with empty maps. Clients that are to be masqueraded are left
+    /// to the kernel.
     pub fn load() -> Result<Self> {
+        Self::load_with(0)
+    }
+
+    /// The same, and the programs masquerade.
+    pub fn load_masquerading() -> Result<Self> {
+        Self::load_with(1)
+    }
+
+    fn load_with(masquerades: u32) -> Result<Self> {
         let path = std::env::var_os("LB_EBPF_OBJECT").unwrap_or_else(|| OBJECT.into());
         let path = Path::new(&path);
         let object = std::fs::read(path)
@@ -126,6 +136,7 @@ impl Programs {
             loader.map_max_entries(map, ROWS);
         }
         loader.override_global(config::UDP_TIMEOUT, &UDP_TIMEOUT, true);
+        loader.override_global(config::MASQUERADES, &masquerades, true);
         let mut ebpf = loader
             .load(&object)
             .context("loading the maps: this needs root (CAP_BPF)")?;
@@ -205,6 +216,13 @@ impl Programs {
         let map = self.ebpf.map_mut(map).with_context(|| format!("no map {map}"))?;
         let mut trie: LpmTrie<_, Scoped, u32> = map.try_into()?;
         Ok(trie.insert(&Key::new(key.length, key.network), value, 0)?)
+    }
+
+    /// Writes a row of `SOURCES`.
+    pub fn set_source(&mut self, link: u32, address: Address) -> Result<()> {
+        Ok(self
+            .hash(maps::SOURCES)?
+            .insert(SourceKey::new(link, &address), address, 0)?)
     }
 
     /// A row of `FLOWS`.

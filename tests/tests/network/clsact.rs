@@ -9,7 +9,7 @@ use lb_agent::desired::{
     ServicePortName, State, Target,
 };
 use lb_agent::kernel::links::{Link, LinkEvent, Role};
-use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, PodSockets, cleanup};
+use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, cleanup};
 use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod};
@@ -84,6 +84,7 @@ pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
             bpffs: node.bpffs().path(),
             cgroup: None,
             pod_sockets: PodSockets::Left,
+            masquerading: Masquerading::ByPrograms,
             masquerade_mark: 0x4000,
             sizes: SMALL,
             force_clsact: true,

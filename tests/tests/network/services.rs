@@ -10,7 +10,7 @@ use lb_agent::desired::{
     ServicePort, ServicePortName, State, Target, text,
 };
 use lb_agent::plane::Plane as _;
-use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, PodSockets, inspect};
+use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, inspect};
 use lb_tests::agent;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
@@ -166,6 +166,7 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
                 bpffs: node.bpffs().path(),
                 cgroup: None,
                 pod_sockets: PodSockets::Left,
+                masquerading: Masquerading::ByPrograms,
                 masquerade_mark: 0x4000,
                 sizes: SIZES,
                 force_clsact: false,

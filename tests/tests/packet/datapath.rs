@@ -15,10 +15,10 @@ use aya::{
 };
 use lb_common::{
     Address, AddressValue, AffinityKey, AffinityValue, BackendValue, Counter, Event, FlowKey, FlowValue, HeldFragment,
-    Port, PrefixKey, Range, Scoped, ServiceKey, ServiceValue, Verdict,
+    Port, PrefixKey, Range, Scoped, ServiceKey, ServiceValue, SourceKey, Verdict,
     address::NODE_PORTS,
     backend::{IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
-    config::UDP_TIMEOUT,
+    config::{MASQUERADES, UDP_TIMEOUT},
     maps,
 };
 
@@ -71,6 +71,15 @@ impl Datapath {
     }
 
     pub(crate) fn with_udp_timeout(nanoseconds: u64) -> Self {
+        Self::with(nanoseconds, 1)
+    }
+
+    /// What is masqueraded is left to the kernel.
+    pub(crate) fn with_kernel_masquerade() -> Self {
+        Self::with(lb_common::config::DEFAULT_UDP_TIMEOUT, 0)
+    }
+
+    fn with(udp_timeout: u64, masquerades: u32) -> Self {
         let path = std::env::var("LB_EBPF_OBJECT")
             .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bpf/lb-ebpf.o").to_owned());
         let object =
@@ -85,7 +94,8 @@ impl Datapath {
         ] {
             loader.map_max_entries(map, 4096);
         }
-        loader.override_global(UDP_TIMEOUT, &nanoseconds, true);
+        loader.override_global(UDP_TIMEOUT, &udp_timeout, true);
+        loader.override_global(MASQUERADES, &masquerades, true);
         let ebpf = loader.load(&object).expect("load the maps: this needs root");
         Self {
             ebpf: RefCell::new(ebpf),
@@ -262,6 +272,14 @@ impl Datapath {
             .unwrap();
     }
 
+    /// The node speaks by this address on a link.
+    pub(crate) fn source(&mut self, link: u32, address: IpAddr) {
+        let address = Address::from(address);
+        self.hash::<SourceKey, Address>(maps::SOURCES)
+            .insert(SourceKey::new(link, &address), address, 0)
+            .unwrap();
+    }
+
     /// Says what a network is, in a scope of `SOURCE_RANGES` or `CIDRS`.
     pub(crate) fn prefix(&mut self, map: &str, scope: u32, network: IpAddr, length: u8, value: u32) {
         let PrefixKey { length, network } = PrefixKey::new(scope, Address::from(network), length);
@@ -299,6 +317,15 @@ impl Datapath {
         let mut flows = self.hash::<FlowKey, FlowValue>(maps::FLOWS);
         for (key, _) in rows.iter().filter(|(key, _)| key.direction == direction) {
             flows.remove(key).unwrap();
+        }
+    }
+
+    /// All flows have been silent since the machine started.
+    pub(crate) fn age_flows(&mut self) {
+        let rows = self.flows();
+        let mut flows = self.hash::<FlowKey, FlowValue>(maps::FLOWS);
+        for (key, value) in rows {
+            flows.insert(key, FlowValue { last_seen: 0, ..value }, 0).unwrap();
         }
     }
 

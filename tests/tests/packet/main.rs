@@ -20,6 +20,7 @@ mod networks;
 mod options;
 mod reject;
 mod sctp;
+mod speaks_for;
 mod translation;
 mod vlan;
 

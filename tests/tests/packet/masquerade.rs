@@ -1,4 +1,4 @@
-//! Whose address the backend sees: who asks the kernel to masquerade, by the mark.
+//! Whose address the backend sees: who is to be masqueraded, by the mark. What comes of that: `speaks_for`.
 
 use lb_common::{config::DEFAULT_MASQUERADE_MARK as MARK, service::MASQUERADE_ALL};
 
@@ -52,13 +52,5 @@ fn a_pod_that_reaches_itself_is_masqueraded() {
         let client = std::net::SocketAddr::new(pod.ip(), 40000);
         let out = datapath.run(Hook::PodIngress, &frame(transport, client, frontend(family), SYN));
         assert_eq!(out.mark, MARK);
-    });
-}
-
-#[test]
-fn the_mark_does_not_leave_the_node() {
-    each(|datapath, family, transport| {
-        let sent = frame(transport, client(family), backend(family, 1), SYN);
-        assert_eq!(datapath.run_marked(Hook::Egress, &sent, MARK | 0x8001).mark, 0x8001);
     });
 }

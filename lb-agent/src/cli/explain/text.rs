@@ -117,6 +117,10 @@ fn why(name: &str) -> &'static str {
         Some(Counter::DroppedSpoofedSource) => {
             "the source is an address of this node or of a Service, which no client has"
         }
+        Some(Counter::DroppedNoSource) => "it is to be masqueraded, and the node has no address of its family",
+        Some(Counter::DroppedNoSourcePort) => {
+            "it is to be masqueraded, and no port of the node is free towards the backend"
+        }
         Some(Counter::PassedWithoutFlow) => "it belongs to no flow and begins none",
         Some(Counter::FlowNew | Counter::SocketTranslated | Counter::EventsLost) | None => {
             "see `lb-agent monitor --help`"

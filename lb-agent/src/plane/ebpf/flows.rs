@@ -10,7 +10,7 @@ use std::{
 use anyhow::Context as _;
 use lb_common::{
     FlowKey, FlowValue, Port,
-    flow::{CLOSING, FORWARD, GUARD, MASQUERADE},
+    flow::{CLOSING, FORWARD, GUARD, MASQUERADE, MASQUERADED},
     maps,
 };
 use nix::time::{ClockId, clock_gettime};
@@ -33,7 +33,7 @@ pub struct Flow {
     pub backend: SocketAddr,
     /// The client's port on the way to the backend, where that had to be another.
     pub client_port: Option<u16>,
-    /// The kernel gives the client an address of the node.
+    /// The client has an address of the node on the way to the backend.
     pub is_masqueraded: bool,
     /// A FIN or RST of it was seen.
     pub is_closing: bool,
@@ -61,9 +61,10 @@ pub fn flows(bpffs: &Path, wanted: impl Fn(&Flow) -> bool) -> anyhow::Result<Vec
 }
 
 impl Flow {
-    /// Of a forward row. The reverse one says the same from the other end.
+    /// Of a forward row. The reverse one says the same from the other end, and those of a masqueraded client what becomes of
+    /// it on the way.
     pub(super) fn new(key: &FlowKey, value: &FlowValue, now: u64) -> Option<Self> {
-        if key.direction != FORWARD || value.flags & GUARD != 0 {
+        if key.direction != FORWARD || value.flags & (GUARD | MASQUERADED) != 0 {
             return None;
         }
         let end = |address, port: Port| SocketAddr::new(IpAddr::from(address), port.get());
@@ -131,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn the_row_of_the_other_end_and_a_guard_are_none() {
-        for (direction, flags) in [(REVERSE, 0), (FORWARD, GUARD)] {
+    fn the_rows_of_the_other_end_of_a_masqueraded_client_and_a_guard_are_none() {
+        for (direction, flags) in [(REVERSE, 0), (FORWARD, GUARD), (FORWARD, MASQUERADED)] {
             let (key, value) = row(direction, flags);
             assert_eq!(Flow::new(&key, &value, 0), None);
         }

@@ -18,11 +18,11 @@ use aya_obj::{
     Object,
     generated::bpf_attach_type::{self, *},
 };
-use lb_common::{config, maps};
+use lb_common::{Address, SourceKey, config, maps};
 use tracing::{debug, info, warn};
 
 use super::{
-    MapSizes, PodSockets, carry, host_sockets, messages,
+    MapSizes, Masquerading, PodSockets, carry, host_sockets, messages,
     pins::Pins,
     sys::Direction,
     table::{BpfTable, Tables},
@@ -33,7 +33,7 @@ use crate::kernel::links::{Link, Role};
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 13] = [
+const PINNED: [&str; 14] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
@@ -45,6 +45,7 @@ const PINNED: [&str; 13] = [
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
     maps::CIDRS,
+    maps::SOURCES,
     maps::COUNTERS,
     maps::EVENTS,
 ];
@@ -92,7 +93,9 @@ pub(super) struct Globals {
     pub(super) netns_cookie: Option<u64>,
     /// What becomes of the sockets of pods, if any are translated.
     pub(super) pod_sockets: PodSockets,
-    /// The bit of the mark that asks for masquerading.
+    /// Who masquerades.
+    pub(super) masquerading: Masquerading,
+    /// The bit of the mark that asks for it.
     pub(super) masquerade_mark: u32,
 }
 
@@ -137,6 +140,8 @@ pub(super) struct Loaded {
     pub(super) tables: Tables,
     /// The maps that tell which sockets of the host to end, where sockets are translated.
     pub(super) socket_maps: Option<host_sockets::Maps>,
+    /// The addresses by which the node speaks on its links.
+    pub(super) sources: BpfTable<SourceKey, Address>,
     /// The cgroups of pods whose sockets are left alone.
     pub(super) opted_out: BpfTable<u64, u32>,
     /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
@@ -164,6 +169,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     Ok(Loaded {
         programs,
         tables: tables(&folder)?,
+        sources: table(&folder, maps::SOURCES)?,
         opted_out: table(&folder, maps::OPTED_OUT)?,
         socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
         adopted,
@@ -186,6 +192,8 @@ fn load_object(paths: &[(&str, PathBuf)], sizes: &MapSizes, globals: Globals) ->
     let pod_sockets = globals.pod_sockets.value();
     loader.override_global(config::POD_SOCKETS, &pod_sockets, true);
     loader.override_global(config::MASQUERADE_MARK, &globals.masquerade_mark, true);
+    let masquerades = u32::from(globals.masquerading == Masquerading::ByPrograms);
+    loader.override_global(config::MASQUERADES, &masquerades, true);
     // Only programs for sockets call it.
     let has_set_retval = u32::from(globals.netns_cookie.is_some() && has_set_retval());
     loader.override_global(config::HAS_SET_RETVAL, &has_set_retval, true);

@@ -4,10 +4,10 @@ use super::{
     EbpfOptions, MapSizes, check_cgroup, lift_memory_limit, netns_cookie,
     object::{self, Globals},
     pins::Pins,
-    trial,
+    rules, trial,
 };
 use crate::{
-    kernel::{capabilities, nft},
+    kernel::capabilities,
     plane::probe::{Check, Found},
 };
 
@@ -33,8 +33,8 @@ pub fn probe(options: &EbpfOptions) -> Vec<Check> {
         ),
         Check::of(
             "nftables",
-            nft::check(options.masquerade_mark)
-                .map(|()| Found::good("takes the masquerade rules"))
+            rules(options.masquerading, options.masquerade_mark)
+                .map(|_| Found::good("takes the rules"))
                 .map_err(Into::into),
         ),
     ];
@@ -55,6 +55,7 @@ pub fn probe(options: &EbpfOptions) -> Vec<Check> {
     let globals = Globals {
         netns_cookie: cookie,
         pod_sockets: options.pod_sockets,
+        masquerading: options.masquerading,
         masquerade_mark: options.masquerade_mark,
     };
     let programs = match object::load_unpinned(&MapSizes::of(ROWS), globals) {

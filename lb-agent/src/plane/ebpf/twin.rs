@@ -26,12 +26,13 @@ use super::{
 };
 
 /// The maps that it shares with the one on the link. Programs for links only read them.
-const SHARED: [&str; 5] = [
+const SHARED: [&str; 6] = [
     maps::SLOTS,
     maps::BACKENDS,
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
     maps::CIDRS,
+    maps::SOURCES,
 ];
 /// Sizes of its own maps. A table that forgets what was used longest ago begins to before it is full.
 const OWN: [(&str, u32); 5] = [
@@ -42,10 +43,11 @@ const OWN: [(&str, u32); 5] = [
     (maps::FRAGMENTS, 1_024),
 ];
 /// The constants of the programs.
-const GLOBALS: [&str; 5] = [
+const GLOBALS: [&str; 6] = [
     config::NETNS_COOKIE,
     config::POD_SOCKETS,
     config::MASQUERADE_MARK,
+    config::MASQUERADES,
     config::UDP_TIMEOUT,
     config::HAS_SET_RETVAL,
 ];
