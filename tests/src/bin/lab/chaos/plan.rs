@@ -112,13 +112,18 @@ impl fmt::Display for Event {
                 build,
                 after,
                 signal,
-                ..
+                is_repaired,
             }) => {
-                write!(f, "start {number} ended by {signal} at {:.0} %", after * 100.0)?;
-                if *build == Build::Usual {
-                    return Ok(());
+                write!(f, "start {number}")?;
+                if *build != Build::Usual {
+                    write!(f, ", of {build},")?;
                 }
-                write!(f, ", of {build}")
+                write!(f, " ended by {signal} at {:.0} %", after * 100.0)?;
+                if *is_repaired {
+                    f.write_str(", and a whole one")
+                } else {
+                    Ok(())
+                }
             }
         }
     }
