@@ -20,6 +20,9 @@ pub(crate) enum Build {
     /// With the sockets of pods translated as well: another constant in the programs on sockets
     #[value(name = "sockets")]
     AllSockets,
+    /// With the kernel masquerading in place of the programs
+    #[value(name = "snat")]
+    KernelSnat,
 }
 
 impl Build {
@@ -42,6 +45,7 @@ impl Build {
             ],
             Self::OtherMark => &["--masquerade-mark=0x100000"],
             Self::AllSockets => &["--socket-lb=all"],
+            Self::KernelSnat => &["--snat=kernel"],
         };
         Options {
             // As on a node: what is carried over is to be as much.
@@ -59,6 +63,7 @@ impl fmt::Display for Build {
             Self::OtherSizes => "one with maps of other sizes",
             Self::OtherMark => "one with another mark",
             Self::AllSockets => "one with all sockets",
+            Self::KernelSnat => "one with the kernel's masquerading",
         })
     }
 }
