@@ -133,13 +133,15 @@ fn what_is_open_goes_on_when_new_connections_are_left_to_somebody_else() {
         return;
     }
     let mut world = World::new();
-    let client = world.node1().add_pod("client", Attachment::Bridge).unwrap().client();
+    let pod = world.node1().add_pod("client", Attachment::Bridge).unwrap();
+    let client = pod.client();
     let backend = world.backend(2, "backend", Attachment::Veth);
     let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
     world.apply(&service);
     world.start_agent(1);
     let mut open = Vec::new();
     for to in cluster_ips(&service) {
+        becomes_answered_by(&client, Protocol::Tcp, to, "backend");
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             open.push(client.connect(protocol, to).unwrap());
         }
