@@ -158,8 +158,13 @@ impl Agent {
     }
 
     /// Ends it as a service manager would, and fails if it does not end well.
-    pub fn stop(mut self) -> Result<()> {
-        let status = process::stop(&mut self.child, STOP).context("stopping the agent")?;
+    pub fn stop(self) -> Result<()> {
+        self.stop_within(STOP)
+    }
+
+    /// The same where it may take longer than usual: a program that is being loaded cannot be interrupted.
+    pub fn stop_within(mut self, within: Duration) -> Result<()> {
+        let status = process::stop(&mut self.child, within).context("stopping the agent")?;
         ensure!(
             status.success(),
             "the agent on {} ended with {}",

@@ -172,7 +172,8 @@ impl Client {
         Ok(Connection { socket, protocol })
     }
 
-    fn socket(&self, protocol: Protocol, to: SocketAddr) -> Result<Socket, Failure> {
+    /// A socket of the family of `to`, bound and connected to nothing, that waits as long as the client does.
+    pub fn socket(&self, protocol: Protocol, to: SocketAddr) -> Result<Socket, Failure> {
         let kind = match protocol {
             Protocol::Tcp => Type::STREAM,
             Protocol::Udp => Type::DGRAM,

@@ -35,6 +35,16 @@ impl Place for Netns {
     }
 }
 
+/// Where the calling thread is. For a thread that has entered a namespace and makes many sockets.
+#[derive(Debug)]
+pub struct Here;
+
+impl Place for Here {
+    fn socket(&self, domain: Domain, kind: Type) -> Result<Socket> {
+        Socket::new(domain, kind, None).context("making a socket")
+    }
+}
+
 /// A process in a namespace and a control group: of a node, or of a pod.
 #[derive(Debug)]
 pub struct HostProcess {

@@ -1,5 +1,5 @@
-//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `fuzz`, `controlplane`, and
-//! the report of `build-ebpf`. It parses their arguments; here it is only built and started.
+//! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `fuzz`, `chaos`,
+//! `takeover`, `controlplane`, and the report of `build-ebpf`. It parses their arguments; here it is only built and started.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -77,6 +77,28 @@ pub const FUZZ: Verb = Verb {
     profile: Profile::Dev,
     components: |_| &[],
     packages: &[],
+};
+
+/// `cargo xtask chaos`
+pub const CHAOS: Verb = Verb {
+    name: "chaos",
+    profile: Profile::Dev,
+    components: |args| {
+        if args.iter().any(|arg| arg == "--folder") {
+            &[]
+        } else {
+            Component::FOR_TESTS
+        }
+    },
+    packages: &[],
+};
+
+/// `cargo xtask takeover`
+pub const TAKEOVER: Verb = Verb {
+    name: "takeover",
+    profile: Profile::Dev,
+    components: |_| Component::FOR_PARITY,
+    packages: &[packages::IPTABLES],
 };
 
 /// `cargo xtask controlplane`

@@ -72,6 +72,12 @@ enum Verb {
     /// Send the BPF programs packets that nobody would send (`fuzz --help` for more)
     #[command(disable_help_flag = true)]
     Fuzz(lab::Args),
+    /// Kill, upgrade and cut off the agent while connections run (`chaos --help` for more)
+    #[command(disable_help_flag = true)]
+    Chaos(lab::Args),
+    /// Replace the real kube-proxy while connections run, and put it back (`takeover --help` for more)
+    #[command(disable_help_flag = true)]
+    Takeover(lab::Args),
     /// Start or stop a real API server on loopback (`controlplane --help` for more)
     #[command(disable_help_flag = true)]
     Controlplane(lab::Args),
@@ -94,6 +100,8 @@ fn main() -> ExitCode {
         Verb::Parity(args) => lab::run(&lab::PARITY, args.all(), &[]),
         Verb::Bench(args) => bench::run(args),
         Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all(), &[]),
+        Verb::Chaos(args) => lab::run(&lab::CHAOS, args.all(), &[]),
+        Verb::Takeover(args) => lab::run(&lab::TAKEOVER, args.all(), &[]),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all(), &[]),
     });
     match result {

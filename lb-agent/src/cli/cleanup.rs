@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use tracing::warn;
 
 use super::{
     logging,
@@ -18,7 +19,8 @@ use crate::{
 
 /// Remove every trace of the agent from this node, of whichever plane: its maps, programs, links, filters, nftables
 /// tables, IPVS services, addresses and files; sysctls that it set get the value back that they had, unless somebody
-/// else has changed them since. Services stop working. Stop the agent first; it is not needed for this
+/// else has changed them since. Services stop working, unless a kube-proxy runs: then new connections are left to it first,
+/// and the rest goes five seconds later. Stop the agent first; it is not needed for this
 #[derive(Debug, Args)]
 pub(super) struct Cleanup {
     /// Remove what kube-proxy has left on this node instead, in each of its modes: its nftables tables, its chains of
@@ -44,6 +46,12 @@ impl Cleanup {
             .exists()
             .then(|| RunDir::take(&paths.run_dir))
             .transpose()?;
+        if active::look().is_some()
+            && let Err(error) = choice::hand_over(&paths.bpffs)
+        {
+            // What is in the way is in the way of removing as well, which says so.
+            warn!("connections are not left to kube-proxy before the programs go: {error:#}");
+        }
         let mut has_removed = false;
         let mut failed = Vec::new();
         for plane in PlaneName::ALL {

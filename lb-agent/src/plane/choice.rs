@@ -5,7 +5,7 @@ mod leftovers;
 use std::{fmt, mem};
 
 use anyhow::Context as _;
-pub use leftovers::{clean_up, remove_leftovers};
+pub use leftovers::{clean_up, hand_over, remove_leftovers};
 use serde::{Deserialize, Serialize};
 
 use super::{

@@ -3,7 +3,9 @@
 
 mod agent;
 mod bench;
+mod chaos;
 mod kube_proxy;
 mod metrics;
 mod selftest;
+mod takeover;
 mod watch;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use aya::programs::SchedClassifier;
 use aya::programs::tc::TcAttachType;
 use lb_agent::plane::PlaneName;
-use lb_agent::plane::choice::remove_leftovers;
+use lb_agent::plane::choice::{hand_over, remove_leftovers};
 use lb_tests::agent;
 use lb_tests::client::{Failure, Protocol};
 use lb_tests::ipvs::Table;
@@ -16,7 +16,7 @@ use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
 use lb_tests::patience::patient;
-use lb_tests::plane::Plane;
+use lb_tests::plane::{Plane, other_than};
 use lb_tests::process;
 use lb_tests::stage::TARGET;
 
@@ -124,6 +124,42 @@ fn what_bpf_left_goes_when_another_plane_serves_and_not_while_its_agent_runs() {
     assert!(remove(node, patient(SOON)));
     assert_eq!((programs(node), ruleset(node)), (0, String::new()));
     assert_eq!(pins(&node.bpffs().path()), [""; 0]);
+}
+
+/// As `cleanup` does where a kube-proxy runs, which is in the tests of the control plane.
+#[test]
+fn what_is_open_goes_on_when_new_connections_are_left_to_somebody_else() {
+    if other_than(Plane::Ebpf, "whoever comes before IPVS has new connections anyway") {
+        return;
+    }
+    let mut world = World::new();
+    let pod = world.node1().add_pod("client", Attachment::Bridge).unwrap();
+    let client = pod.client();
+    let backend = world.backend(2, "backend", Attachment::Veth);
+    let service = Service::new("web", 1, TARGET).with_endpoints([&backend]);
+    world.apply(&service);
+    world.start_agent(1);
+    let mut open = Vec::new();
+    for to in cluster_ips(&service) {
+        becomes_answered_by(&client, Protocol::Tcp, to, "backend");
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            open.push(client.connect(protocol, to).unwrap());
+        }
+    }
+    for connection in &mut open {
+        assert_eq!(connection.ask("who").unwrap().server, "backend");
+    }
+    let bpffs = world.node1().bpffs().path();
+    assert!(hand_over(&bpffs).is_err(), "the agent holds it");
+    world.agents.pop().unwrap().stop().unwrap();
+
+    hand_over(&bpffs).unwrap();
+    for connection in &mut open {
+        assert_eq!(connection.ask("still you?").unwrap().server, "backend");
+    }
+    for to in cluster_ips(&service) {
+        assert!(is_silence(&client.with_timeout(BRIEFLY).ask(Protocol::Tcp, to)));
+    }
 }
 
 #[test]

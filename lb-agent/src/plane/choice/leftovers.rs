@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -25,6 +26,19 @@ pub fn clean_up(plane: PlaneName, bpffs: &Path) -> anyhow::Result<Vec<String>> {
         PlaneName::Ebpf => ebpf::cleanup(bpffs),
         PlaneName::Ipvs => ipvs::cleanup(),
     }
+}
+
+/// Lets somebody else who serves this node already, such as kube-proxy, have whoever connects from now on. What is open
+/// goes on for a moment, in which most of it ends; whoever is asked something by UDP just then is answered.
+///
+/// # Errors
+/// An agent runs, or what it has left in `bpffs` cannot be changed.
+pub fn hand_over(bpffs: &Path) -> anyhow::Result<()> {
+    // Rules of a kube-proxy come before IPVS.
+    if ebpf::retire(bpffs)? {
+        thread::sleep(DRAIN);
+    }
+    Ok(())
 }
 
 /// Removes what other planes than the chosen one left. To be called once that serves everybody: until then whoever
@@ -61,7 +75,7 @@ pub async fn remove_leftovers(chosen: PlaneName, bpffs: PathBuf) {
 async fn drained_and_removed(plane: PlaneName, bpffs: &Path) -> anyhow::Result<Vec<String>> {
     let folder = bpffs.to_owned();
     match plane {
-        PlaneName::Ebpf => spawn_blocking(move || ebpf::retire(&folder)).await??,
+        PlaneName::Ebpf => drop(spawn_blocking(move || ebpf::retire(&folder)).await??),
         // BPF is there before IPVS, on links as at sockets.
         PlaneName::Ipvs => {}
     }

@@ -10,13 +10,14 @@ use super::{
 
 /// Empties the maps that an agent left under `bpffs` of all that begins a flow. From then on who connects passes the
 /// programs as it came, while the flow table still translates whoever had connected before. Where no such maps are there
-/// is nothing to do, nor with those of another layout, of which only their own agent knows what is in them.
+/// is nothing to do, nor with those of another layout, of which only their own agent knows what is in them. Says whether
+/// there were any.
 ///
 /// # Errors
 /// An agent holds them, or they cannot be read or emptied.
-pub fn retire(bpffs: &Path) -> anyhow::Result<()> {
+pub fn retire(bpffs: &Path) -> anyhow::Result<bool> {
     if !pins::has_maps(bpffs) {
-        return Ok(());
+        return Ok(false);
     }
     let pins = Pins::new(bpffs)?;
     let _lock = pins.lock()?;
@@ -24,7 +25,8 @@ pub fn retire(bpffs: &Path) -> anyhow::Result<()> {
     // First what refuses or drops a client whose service is not found, which then is every one.
     empty(&mut *tables.cidrs)?;
     empty(&mut *tables.addresses)?;
-    empty(&mut *tables.services)
+    empty(&mut *tables.services)?;
+    Ok(true)
 }
 
 fn empty<K, V>(table: &mut dyn Table<K, V>) -> anyhow::Result<()> {

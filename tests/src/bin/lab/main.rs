@@ -4,6 +4,7 @@
 //! number if it was stopped.
 
 mod bench;
+mod chaos;
 mod controlplane;
 mod demo;
 mod fuzz;
@@ -11,6 +12,8 @@ mod kernel;
 mod parity;
 mod progress;
 mod report;
+mod takeover;
+mod traffic;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -39,6 +42,10 @@ enum Verb {
     Bench(bench::Args),
     /// Packets that nobody would send, through the BPF programs
     Fuzz(fuzz::Args),
+    /// The agent killed, upgraded and cut off, and what becomes of connections meanwhile
+    Chaos(chaos::Args),
+    /// The real kube-proxy replaced and put back, and what becomes of connections meanwhile
+    Takeover(takeover::Args),
     /// A real API server to play with
     #[command(subcommand)]
     Controlplane(controlplane::Verb),
@@ -115,6 +122,8 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Parity(args) => parity::run(&args),
         Verb::Bench(args) => bench::run(&args).map(|()| true),
         Verb::Fuzz(args) => fuzz::run(&args),
+        Verb::Chaos(args) => chaos::run(&args),
+        Verb::Takeover(args) => takeover::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),

@@ -1,0 +1,88 @@
+//! `lab takeover`: from the real kube-proxy to lb-agent and back while connections run, and which of them failed.
+
+mod play;
+mod report;
+mod way;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use lb_tests::agent;
+use lb_tests::controlplane::Mode;
+use lb_tests::network::{self, Network};
+use lb_tests::source::Source;
+use lb_tests::stage::Stage;
+
+use crate::progress::Step;
+use crate::traffic::Traffic;
+
+/// Arguments of `takeover`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What kube-proxy makes Services with
+    #[arg(long, value_enum, value_name = "MODE")]
+    from: From,
+    /// How many seconds connections run after each step
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    pause: f64,
+    /// How many new TCP connections come each second; with one question by UDP for five of them
+    #[arg(long, value_name = "NUMBER", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
+    rate: u32,
+    /// How many long connections are opened through each of the two, half of them UDP
+    #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+    long: usize,
+    /// Write what happened and what failed to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A mode of kube-proxy, as it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+enum From {
+    Nftables,
+    Iptables,
+}
+
+/// Plays it. Says whether no new connection failed.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let pause = Duration::try_from_secs_f64(args.pause).context("--pause is no number of seconds")?;
+    let mode = match args.from {
+        From::Nftables => Mode::Nftables,
+        From::Iptables => Mode::Iptables,
+    };
+    // Known at once, and not after the network has been built.
+    agent::binary()?;
+    let stage = build()?;
+
+    let mut traffic = Traffic::new(&stage)?;
+    let timeline = play::play(mode, &stage, &mut traffic, args, pause)?;
+    let report = report::Report::new(mode, args.rate, args.long, timeline, traffic.record());
+    drop(traffic);
+    let step = Step::start("taking it all down");
+    drop(stage);
+    step.done();
+    if let Some(path) = &args.json {
+        std::fs::write(path, format!("{:#}\n", report.json()?))
+            .with_context(|| format!("writing {}", path.display()))?;
+    }
+    print!("\n{}", report.render());
+    Ok(report.is_right())
+}
+
+fn build() -> Result<Stage> {
+    let step = Step::start("two nodes, a client outside, pods on bridges and on veths, a tunnel");
+    let network = Network::with(network::Options {
+        // What kube-proxy does is not ours to answer for, and who looks on costs as much as what is looked at.
+        verify_checksums: false,
+        ..network::Options::default()
+    })?;
+    step.done();
+    let step = Step::start("etcd and kube-apiserver");
+    let source = Source::api_server(&network)?;
+    step.done();
+    let step = Step::start("pods, servers in them, Services");
+    let stage = Stage::build(network, source)?;
+    step.done();
+    Ok(stage)
+}
