@@ -9,6 +9,7 @@ mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
 mod chart;
+mod cluster;
 mod compatibility;
 mod controlplane_build;
 mod count;
@@ -75,6 +76,9 @@ enum Verb {
     /// Start or stop a real API server on loopback (`controlplane --help` for more)
     #[command(disable_help_flag = true)]
     Controlplane(lab::Args),
+    /// Run the image and the chart in a whole cluster of one node (`cluster --help` for more)
+    #[command(disable_help_flag = true)]
+    Cluster(lab::Args),
 }
 
 fn main() -> ExitCode {
@@ -95,6 +99,7 @@ fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(args),
         Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all(), &[]),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all(), &[]),
+        Verb::Cluster(args) => cluster::run(args.all()),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,
