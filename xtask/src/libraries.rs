@@ -19,10 +19,7 @@ pub fn of(program: &Path) -> Result<BTreeSet<PathBuf>> {
 /// The same of a program in a folder that packages are unpacked in, where its libraries may be too.
 pub fn of_unpacked(root: &Path, program: &Path) -> Result<BTreeSet<PathBuf>> {
     let search = std::env::join_paths(folders(root))?;
-    ask(
-        Command::new("ldd").arg(program).env("LD_LIBRARY_PATH", search),
-        program,
-    )
+    ask(Command::new("ldd").arg(program).env("LD_LIBRARY_PATH", search), program)
 }
 
 /// Where packages that are unpacked in a folder have their libraries.

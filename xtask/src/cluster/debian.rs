@@ -38,7 +38,10 @@ pub fn ensure(tools: &Path) -> Result<PathBuf> {
         return Ok(place);
     }
     if !os.is_debian() {
-        bail!("a cluster's node is made of Debian's packages {}: this is no Debian", PACKAGES.join(", "));
+        bail!(
+            "a cluster's node is made of Debian's packages {}: this is no Debian",
+            PACKAGES.join(", ")
+        );
     }
     let _lock = Lock::take(tools)?;
     if place.is_dir() {

@@ -31,7 +31,11 @@ pub fn write(node: &Path, coredns: &Path, folder: &Path) -> Result<()> {
 
     let mut files = Files::default();
     files.unpacked(node, Path::new("usr/sbin/nginx"))?;
-    files.add("etc/passwd", Mode::Data, b"root:x:0:0:root:/:/\nwww-data:x:33:33::/:/\n".into());
+    files.add(
+        "etc/passwd",
+        Mode::Data,
+        b"root:x:0:0:root:/:/\nwww-data:x:33:33::/:/\n".into(),
+    );
     files.add("etc/group", Mode::Data, b"root:x:0:\nwww-data:x:33:\n".into());
     // nginx makes only the last of its folders itself.
     files.add("var/lib/nginx/README", Mode::Data, b"Bodies of requests\n".into());
