@@ -150,3 +150,51 @@ fn join(groups: &[OwnedFd]) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use crate::owner::Folder;
+    use crate::place::program;
+
+    const WRITTEN: &str = "/var/lb-sandbox-test";
+
+    #[test]
+    fn nothing_of_it_is_left() {
+        let folder = Folder::new().unwrap();
+        let mut sandbox = Sandbox::new().unwrap();
+        let mut hold = Command::new(program("lab", "LB_LAB").unwrap());
+        hold.args(["cluster", "hold"]).arg(folder.path());
+        sandbox.start(hold, folder.path()).unwrap();
+
+        let mut command = Command::new("sh");
+        // That sleep loses its parent, as what container runtimes start does.
+        let script = format!("echo > {WRITTEN}; (sleep 1000 >&- &); ls {WRITTEN}; ls /sys/class/net; echo /proc/[0-9]*");
+        command.args(["-c", &script]).stdout(Stdio::piped());
+        let mut child = sandbox.spawn(command).unwrap();
+        assert!(child.wait().unwrap().success());
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let lines: Vec<_> = said.lines().collect();
+        assert_eq!(lines[..2], [WRITTEN, "lo"], "{said}");
+        let processes = lines[2].split(' ').count();
+        assert!(lines[2].starts_with("/proc/1 ") && processes < 6, "{said}");
+
+        let folders = sandbox.groups.folders().to_vec();
+        let inside = |folder: &Path| fs::read_to_string(folder.join("node/cgroup.procs")).unwrap_or_default();
+        // The holder, and the orphan.
+        assert!(folders.iter().all(|folder| inside(folder).lines().count() == 2), "{folders:?}");
+        let all: Vec<_> = inside(&folders[0]).lines().map(|pid| pid.parse().unwrap()).collect();
+        let all: Vec<_> = all.into_iter().map(|pid| ProcessId::of(pid).unwrap()).collect();
+        sandbox.end().unwrap();
+        assert!(!all.iter().any(ProcessId::runs));
+        assert!(!folders.iter().any(|folder| folder.exists()));
+        assert!(!Path::new(WRITTEN).exists());
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(folder.path().to_str().unwrap()), "{mounts}");
+        assert!(!sandbox.runs());
+        sandbox.end().unwrap();
+    }
+}

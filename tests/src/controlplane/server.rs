@@ -172,6 +172,8 @@ impl Servers {
             command
                 // A kubelet has the rights of its node by it.
                 .arg("--authorization-mode=Node")
+                // The name of a node is nowhere to be looked up.
+                .arg("--kubelet-preferred-address-types=InternalIP")
                 .arg(option("--kubelet-client-certificate=", self.certs.cert(ADMIN.file)))
                 .arg(option("--kubelet-client-key=", self.certs.key(ADMIN.file)));
         } else {

@@ -73,6 +73,8 @@ impl ControlPlane {
         let certs = self.servers.certs();
         let mut command = self.client("kube-controller-manager", &CONTROLLERS)?;
         command
+            // Each controller has its rights by its own account.
+            .arg("--use-service-account-credentials")
             .arg("--service-account-private-key-file")
             .arg(certs.key("tokens"))
             .arg("--root-ca-file")

@@ -99,6 +99,11 @@ impl Groups {
         Ok(groups)
     }
 
+    #[cfg(test)]
+    pub(super) fn folders(&self) -> &[PathBuf] {
+        &self.folders
+    }
+
     /// Descriptors to join the groups themselves by.
     pub(super) fn top(&self) -> Result<Vec<OwnedFd>> {
         self.folders.iter().map(|folder| procs(folder)).collect()

@@ -34,9 +34,9 @@ pub fn write(node: &Path, coredns: &Path, folder: &Path) -> Result<()> {
     files.add(
         "etc/passwd",
         Mode::Data,
-        b"root:x:0:0:root:/:/\nwww-data:x:33:33::/:/\n".into(),
+        b"root:x:0:0:root:/:/\nnobody:x:65534:65534::/:/\n".into(),
     );
-    files.add("etc/group", Mode::Data, b"root:x:0:\nwww-data:x:33:\n".into());
+    files.add("etc/group", Mode::Data, b"root:x:0:\nnobody:x:65534:\nnogroup:x:65534:\n".into());
     // nginx makes only the last of its folders itself.
     files.add("var/lib/nginx/README", Mode::Data, b"Bodies of requests\n".into());
     save(

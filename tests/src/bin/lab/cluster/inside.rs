@@ -21,6 +21,14 @@ const BALANCER: &str = include_str!("balancer.yaml");
 /// What has to run before somebody asks.
 const DEPLOYMENTS: [(&str, &str); 3] = [("kube-system", "coredns"), ("default", "web"), ("default", "ingress")];
 
+/// Whose last words say what is wrong.
+const LOGS: [(&str, &str); 4] = [
+    ("kube-system", "daemonset/lb-agent"),
+    ("kube-system", "deployment/coredns"),
+    ("default", "deployment/web"),
+    ("default", "deployment/ingress"),
+];
+
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Errand {
@@ -106,8 +114,12 @@ fn what_is_wrong(administrator: &Administrator) -> String {
     let events = ask(&["get", "events", "-A", "--sort-by=.lastTimestamp"]);
     let events: Vec<_> = events.lines().collect();
     let last = events[events.len().saturating_sub(25)..].join("\n");
-    let agent = ask(&["-n", chart::NAMESPACE, "logs", "daemonset/lb-agent", "--tail=20"]);
-    format!("{}{last}\n{agent}", ask(&["get", "pods", "-A", "-o", "wide"]))
+    let mut text = format!("{}{last}\n", ask(&["get", "pods", "-A", "-o", "wide"]));
+    for (namespace, of) in LOGS {
+        text.push_str(&format!("the last lines of {of}:\n"));
+        text.push_str(&ask(&["-n", namespace, "logs", of, "--tail=10"]));
+    }
+    text
 }
 
 fn check(folder: &Path) -> Result<bool> {
