@@ -171,7 +171,8 @@ mod tests {
 
         let mut command = Command::new("sh");
         // That sleep loses its parent, as what container runtimes start does.
-        let script = format!("echo > {WRITTEN}; (sleep 1000 >&- &); ls {WRITTEN}; ls /sys/class/net; echo /proc/[0-9]*");
+        let script =
+            format!("echo > {WRITTEN}; (sleep 1000 >&- &); ls {WRITTEN}; ls /sys/class/net; echo /proc/[0-9]*");
         command.args(["-c", &script]).stdout(Stdio::piped());
         let mut child = sandbox.spawn(command).unwrap();
         assert!(child.wait().unwrap().success());
@@ -185,7 +186,10 @@ mod tests {
         let folders = sandbox.groups.folders().to_vec();
         let inside = |folder: &Path| fs::read_to_string(folder.join("node/cgroup.procs")).unwrap_or_default();
         // The holder, and the orphan.
-        assert!(folders.iter().all(|folder| inside(folder).lines().count() == 2), "{folders:?}");
+        assert!(
+            folders.iter().all(|folder| inside(folder).lines().count() == 2),
+            "{folders:?}"
+        );
         let all: Vec<_> = inside(&folders[0]).lines().map(|pid| pid.parse().unwrap()).collect();
         let all: Vec<_> = all.into_iter().map(|pid| ProcessId::of(pid).unwrap()).collect();
         sandbox.end().unwrap();

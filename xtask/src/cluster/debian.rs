@@ -7,23 +7,18 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::apt::{self, Os, PrivateApt};
+use crate::image::layer::Digest;
 use crate::scratch::{Scratch, remove_dir};
 use crate::workspace::Lock;
 
-const PACKAGES: [&str; 5] = [
-    "containerd",
-    "runc",
-    "containernetworking-plugins",
-    "nginx",
-    "busybox-static",
-];
+const PACKAGES: [&str; 5] = ["containerd", "runc", "containernetworking-plugins", "nginx", "busybox"];
 /// They and their libraries, by beginnings of names.
 const WITH: [&str; 9] = [
     "containerd",
     "runc",
     "containernetworking-plugins",
     "nginx",
-    "busybox-static",
+    "busybox",
     "libseccomp2",
     "libpcre2-8-0",
     "libssl3",
@@ -33,7 +28,9 @@ const WITH: [&str; 9] = [
 /// The folder that they are unpacked in, made unless it is there.
 pub fn ensure(tools: &Path) -> Result<PathBuf> {
     let os = Os::detect();
-    let place = tools.join(format!("cluster-node-{}", os.codename));
+    // Another list is another folder.
+    let list = Digest::of(WITH.join(" ").as_bytes());
+    let place = tools.join(format!("cluster-node-{}-{}", os.codename, &list.hex()[..8]));
     if place.is_dir() {
         return Ok(place);
     }

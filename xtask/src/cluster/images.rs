@@ -12,7 +12,7 @@ use crate::image::{self, layer};
 use crate::lab::Profile;
 
 /// What of busybox is called by name.
-const APPLETS: [&str; 8] = ["sh", "sleep", "cat", "wget", "nslookup", "httpd", "ip", "hostname"];
+const APPLETS: [&str; 7] = ["sh", "sleep", "timeout", "cat", "ip", "wget", "nslookup"];
 
 /// Writes all of them into a folder.
 pub fn write(node: &Path, coredns: &Path, folder: &Path) -> Result<()> {
@@ -36,7 +36,11 @@ pub fn write(node: &Path, coredns: &Path, folder: &Path) -> Result<()> {
         Mode::Data,
         b"root:x:0:0:root:/:/\nnobody:x:65534:65534::/:/\n".into(),
     );
-    files.add("etc/group", Mode::Data, b"root:x:0:\nnobody:x:65534:\nnogroup:x:65534:\n".into());
+    files.add(
+        "etc/group",
+        Mode::Data,
+        b"root:x:0:\nnobody:x:65534:\nnogroup:x:65534:\n".into(),
+    );
     // nginx makes only the last of its folders itself.
     files.add("var/lib/nginx/README", Mode::Data, b"Bodies of requests\n".into());
     save(

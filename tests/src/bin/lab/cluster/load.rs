@@ -17,6 +17,8 @@ use super::requests::Way;
 const PAUSE: Duration = Duration::from_millis(5);
 /// Between two on a connection that stays, of which a server takes a thousand at most.
 const LONG_PAUSE: Duration = Duration::from_millis(200);
+/// When the kernel sends the first packet of a connection again.
+const RETRANSMISSION: Duration = Duration::from_secs(1);
 /// How long it goes on before and after.
 const MARGIN: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -27,6 +29,8 @@ struct Tally {
     answered: u32,
     failed: u32,
     slowest: Duration,
+    /// How many took so long that a packet must have been lost.
+    late: u32,
     errors: Vec<String>,
 }
 
@@ -39,6 +43,7 @@ impl Tally {
                 self.errors.push(format!("{error:#}"));
             }
         }
+        self.late += u32::from(begun.elapsed() >= RETRANSMISSION);
         self.slowest = self.slowest.max(begun.elapsed());
     }
 }
@@ -81,12 +86,13 @@ impl Load {
             "on an old one",
             "failed",
         ]);
-        let (mut requests, mut failures) = (0, 0);
+        let (mut requests, mut failures, mut late) = (0, 0, 0);
         for (way, thread) in self.threads {
             let tallies = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             for tally in &tallies {
                 requests += tally.answered + tally.failed;
                 failures += tally.failed;
+                late += tally.late;
                 for error in tally.errors.iter().take(3) {
                     eprintln!("{} to {}: {error}", way.client, way.to);
                 }
@@ -104,7 +110,7 @@ impl Load {
             ]);
         }
         println!("{table}");
-        println!("{failures} failed of {requests} requests");
+        println!("{failures} failed of {requests} requests, {late} took a second or more");
         Ok(failures == 0 && requests > 0)
     }
 }
