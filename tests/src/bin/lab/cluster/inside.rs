@@ -1,6 +1,7 @@
 //! What is done inside the sandbox.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::ValueEnum;
@@ -20,6 +21,10 @@ const MANIFESTS: [&str; 4] = [
 const BALANCER: &str = include_str!("balancer.yaml");
 /// What has to run before somebody asks.
 const DEPLOYMENTS: [(&str, &str); 3] = [("kube-system", "coredns"), ("default", "web"), ("default", "ingress")];
+
+/// How long requests go on without an upgrade, and before and after one.
+const QUIET: Duration = Duration::from_secs(10);
+const MARGIN: Duration = Duration::from_secs(3);
 
 /// Whose last words say what is wrong.
 const LOGS: [(&str, &str); 4] = [
@@ -158,17 +163,26 @@ fn upgrade(administrator: &Administrator, folder: &Path) -> Result<bool> {
     let [first, second] = node::AGENT_TAGS;
     let tag = if old.ends_with(second) { first } else { second };
 
-    let load = Load::start(requests::ways(administrator)?)?;
+    let ways = requests::ways(administrator)?;
+    // What the machine itself does to so many requests.
+    let step = Step::start("requests, and nothing else");
+    let load = Load::start(ways.clone())?;
+    load.wait(QUIET)?;
+    let quiet = load.end()?;
+    step.done();
     let step = Step::start("helm upgrade under load");
-    load.wait()?;
+    let load = Load::start(ways)?;
+    load.wait(MARGIN)?;
     chart::install(administrator, folder, tag, &["log.level=debug"]).with_context(|| what_is_wrong(administrator))?;
-    load.wait()?;
+    load.wait(MARGIN)?;
+    let upgrade = load.end()?;
     step.done();
     let (after, new) = (names()?, image()?);
     anyhow::ensure!(
         before != after && new.ends_with(tag),
         "the upgrade left the pod {after} with {new}"
     );
-    println!("\nhelm upgrade from {old} to {new}, under load:");
-    load.end()
+    println!("\nhelm upgrade from {old} to {new}, under load:\n{}", upgrade.table);
+    println!("upgrade: {upgrade}\nbefore:  {quiet}");
+    Ok(upgrade.is_good() && quiet.is_good())
 }

@@ -1,5 +1,6 @@
 //! Requests that go on while something else is done, each on a connection of its own, and connections that stay.
 
+use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -19,8 +20,6 @@ const PAUSE: Duration = Duration::from_millis(5);
 const LONG_PAUSE: Duration = Duration::from_millis(200);
 /// When the kernel sends the first packet of a connection again.
 const RETRANSMISSION: Duration = Duration::from_secs(1);
-/// How long it goes on before and after.
-const MARGIN: Duration = Duration::from_secs(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What came of one way's requests.
@@ -67,16 +66,23 @@ impl Load {
     }
 
     /// Lets it go on for a while.
-    pub(super) fn wait(&self) -> Result<()> {
-        Ok(interrupt::sleep(MARGIN)?)
+    pub(super) fn wait(&self, duration: Duration) -> Result<()> {
+        for (way, thread) in &self.threads {
+            ensure!(
+                !thread.is_finished(),
+                "requests from {} to {} have ended",
+                way.client,
+                way.to
+            );
+        }
+        Ok(interrupt::sleep(duration)?)
     }
 
-    /// Ends it, prints what came of it, and says whether nothing failed.
-    pub(super) fn end(self) -> Result<bool> {
+    /// Ends it, and says what came of it.
+    pub(super) fn end(self) -> Result<Outcome> {
         self.stop.store(true, Ordering::Relaxed);
         let mut table = Table::new();
-        table.load_style(comfy_table::presets::NOTHING);
-        table.set_header([
+        table.load_style(comfy_table::presets::NOTHING).set_header([
             "from",
             "service",
             "asked",
@@ -86,12 +92,12 @@ impl Load {
             "on an old one",
             "failed",
         ]);
-        let (mut requests, mut failures, mut late) = (0, 0, 0);
+        let (mut requests, mut failed, mut late) = (0, 0, 0);
         for (way, thread) in self.threads {
             let tallies = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             for tally in &tallies {
                 requests += tally.answered + tally.failed;
-                failures += tally.failed;
+                failed += tally.failed;
                 late += tally.late;
                 for error in tally.errors.iter().take(3) {
                     eprintln!("{} to {}: {error}", way.client, way.to);
@@ -109,9 +115,40 @@ impl Load {
                 old.failed.to_string(),
             ]);
         }
-        println!("{table}");
-        println!("{failures} failed of {requests} requests, {late} took a second or more");
-        Ok(failures == 0 && requests > 0)
+        Ok(Outcome {
+            requests,
+            failed,
+            late,
+            table,
+        })
+    }
+}
+
+/// What came of all requests.
+pub(super) struct Outcome {
+    requests: u32,
+    failed: u32,
+    late: u32,
+    /// A line for each way.
+    pub(super) table: Table,
+}
+
+impl Outcome {
+    /// Whether nothing failed.
+    pub(super) fn is_good(&self) -> bool {
+        self.failed == 0 && self.requests > 0
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            requests, failed, late, ..
+        } = self;
+        write!(
+            f,
+            "{failed} failed of {requests} requests, {late} took a second or more"
+        )
     }
 }
 
