@@ -24,7 +24,6 @@ use serde::{Deserialize, Serialize};
 use crate::controlplane::ProcessId;
 use crate::{cgroup, interrupt};
 use groups::Groups;
-pub use groups::on_version_2;
 pub use hold::hold;
 
 /// Namespaces that a process itself enters. The one of processes is for its children.

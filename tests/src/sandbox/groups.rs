@@ -58,14 +58,6 @@ fn parse(mounts: &str, own: &str) -> Vec<Hierarchy> {
     own.lines().filter_map(of_line).collect()
 }
 
-/// Whether the controllers are those of version 2, and where its hierarchy is mounted.
-pub fn on_version_2() -> Result<(bool, PathBuf)> {
-    let all = hierarchies()?;
-    let version_2 = all.iter().find(|hierarchy| hierarchy.controllers.is_empty());
-    let version_2 = version_2.context("there are no control groups of version 2")?;
-    Ok((all.len() == 1, version_2.mount.clone()))
-}
-
 /// A group in each hierarchy.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Groups {

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use lb_tests::cgroup;
 use lb_tests::controlplane::Administrator;
-use lb_tests::sandbox::on_version_2;
 
 use super::network::NODE_V4;
 use super::node::from_xtask;
@@ -17,7 +17,6 @@ pub(super) const NAMESPACE: &str = "kube-system";
 
 /// Installs it with this tag of the image and these values, or upgrades it to them, and waits until the agent is ready.
 pub(super) fn install(administrator: &Administrator, folder: &Path, tag: &str, values: &[&str]) -> Result<()> {
-    let (_, cgroup) = on_version_2()?;
     let mut command = Command::new(from_xtask("LB_HELM")?);
     command.args(["upgrade", "--install", "lb-agent"]);
     command.arg(from_xtask("LB_CHART")?);
@@ -27,7 +26,7 @@ pub(super) fn install(administrator: &Administrator, folder: &Path, tag: &str, v
         format!("apiServer.port={API_PORT}"),
         format!("image.tag={tag}"),
         "image.pullPolicy=Never".to_owned(),
-        format!("hostPaths.cgroup={}", cgroup.display()),
+        format!("hostPaths.cgroup={}", cgroup::root()?.display()),
     ] {
         command.arg("--set").arg(value);
     }
