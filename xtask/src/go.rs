@@ -145,9 +145,9 @@ pub struct Tool {
     pub name: &'static str,
     /// Where the module of ours is.
     pub folder: &'static str,
-    /// The module that it comes from, and the package there.
+    /// The module that it comes from.
     pub module: &'static str,
-    /// See `module`.
+    /// Its package there.
     pub package: &'static str,
 }
 

@@ -9,9 +9,9 @@ use lb_tests::netlink::{Cidr, End, Route};
 use lb_tests::netns::Netns;
 use nix::mount::{MsFlags, mount};
 
-/// The node's addresses.
+/// The node's address, and that of the API server.
 pub(super) const NODE_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
-/// See [`NODE_V4`].
+/// The node's other address.
 pub(super) const NODE_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x77, 0, 0, 0, 0, 0, 2);
 /// The client's.
 const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
