@@ -23,7 +23,7 @@ pub fn of_unpacked(root: &Path, program: &Path) -> Result<BTreeSet<PathBuf>> {
 }
 
 /// Where packages that are unpacked in a folder have their libraries.
-pub fn folders(root: &Path) -> Vec<PathBuf> {
+fn folders(root: &Path) -> Vec<PathBuf> {
     let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
     ["lib", "usr/lib"]
         .map(|folder| root.join(folder).join(&triplet))
