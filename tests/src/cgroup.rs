@@ -68,7 +68,7 @@ impl Drop for Cgroup {
 }
 
 /// Where version 2 of control groups is mounted: alone, or beside version 1.
-pub(crate) fn root() -> Result<PathBuf> {
+pub fn root() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
     mounts
         .lines()

@@ -22,6 +22,7 @@ mod kubectl;
 mod process;
 mod server;
 mod tools;
+mod whole;
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,7 +33,9 @@ use anyhow::{Context as _, Result};
 
 pub use detached::{DownOptions, UpOptions, down, up};
 pub use kube_proxy::{IptablesTools, KubeProxy, KubeProxyOptions, Mode, output as kube_proxy_output};
+pub(crate) use process::ProcessId;
 pub use tools::{kubernetes_version, tools_dir};
+pub use whole::{Administrator, Detached, NODE};
 
 use crate::patience::patient;
 use crate::{interrupt, owner};
@@ -63,6 +66,8 @@ pub struct Options {
     pub tools: PathBuf,
     /// Added to the API server's command line, such as `--min-request-timeout=5`.
     pub apiserver_args: Vec<String>,
+    /// Whether it is for a whole cluster, with controllers: pods get accounts then, and the agent's rights come with the agent.
+    pub whole: bool,
     /// How long etcd and the API server together may take until they are ready, however slow the machine is.
     pub ready_within: Duration,
 }
@@ -76,6 +81,7 @@ impl Default for Options {
             dir: None,
             tools: tools_dir(),
             apiserver_args: Vec::new(),
+            whole: false,
             // Four seconds on a quiet machine; test machines build and test at the same time.
             ready_within: patient(Duration::from_secs(120)),
         }
@@ -98,7 +104,7 @@ impl ControlPlane {
         let mut cluster = Self::prepare(options, Tie::Ours)?;
         cluster.servers.start_etcd()?;
         cluster.start_apiserver()?;
-        cluster.set_up(options.ready_within)?;
+        cluster.set_up(options)?;
         Ok(cluster)
     }
 
@@ -130,14 +136,17 @@ impl ControlPlane {
     }
 
     /// What a fresh API server needs beyond being ready.
-    fn set_up(&self, within: Duration) -> Result<()> {
-        let until = Instant::now() + within;
+    fn set_up(&self, options: &Options) -> Result<()> {
+        let until = Instant::now() + options.ready_within;
         // It makes its own namespaces after it has become ready, and objects can be in none of them before.
         self.kubectl.until_ok(
             &self.kubeconfig_admin(),
             &["get", "namespace", "default", "kube-system"],
             until,
         )?;
+        if options.whole {
+            return Ok(());
+        }
         self.apply(AGENT_RBAC).context("applying deploy/rbac.yaml")?;
         // Authorisation follows its own watches: what was just written is not what it decides by, for a moment.
         let may = ["auth", "can-i", "watch", "services", "--all-namespaces"];

@@ -81,6 +81,7 @@ mod raw_bpf;
 pub mod relay;
 pub mod rerun;
 mod runtime;
+pub mod sandbox;
 pub mod server;
 pub mod sniffer;
 pub mod source;

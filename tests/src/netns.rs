@@ -41,9 +41,14 @@ impl Netns {
 
     /// The one that this process is in.
     pub fn current() -> Result<Self> {
-        let file = fs::File::open("/proc/self/ns/net").context("opening the own network namespace")?;
+        Self::open(Path::new("/proc/self/ns/net"), "this process's")
+    }
+
+    /// The one that a file stands for, such as those below `/run/netns`.
+    pub fn open(path: &Path, name: impl Into<String>) -> Result<Self> {
+        let file = fs::File::open(path).with_context(|| format!("opening {}", path.display()))?;
         Ok(Self {
-            name: "this process's".to_owned(),
+            name: name.into(),
             fd: file.into(),
             netlink: OnceLock::new(),
         })

@@ -7,16 +7,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::go::{Go, Module};
+use crate::go::{self, Tool};
 use crate::run::{self, Step};
-use crate::workspace::{self, Lock};
+use crate::workspace;
 
-/// Where the module is that says which helm is built.
-const FOLDER: &str = "tests/helm";
-const HELM: &str = "helm.sh/helm/v4";
-const PACKAGE: &str = "helm.sh/helm/v4/cmd/helm";
+const HELM: Tool = Tool {
+    name: "helm",
+    folder: "tests/helm",
+    module: "helm.sh/helm/v4",
+    package: "helm.sh/helm/v4/cmd/helm",
+};
 
-const CHART: &str = "deploy/helm/lb-agent";
+/// Where the chart is.
+pub const CHART: &str = "deploy/helm/lb-agent";
 /// What the manifests are rendered with, beyond the defaults.
 const VALUES: &str = "deploy/values.yaml";
 /// The manifests, and what each is rendered with besides: all of the chart; and alone, for agents outside of it, the rights
@@ -66,19 +69,5 @@ fn render(helm: &Path, more: &[&str]) -> Command {
 
 /// The program helm, built from its Go module unless it is there.
 pub fn helm(tools: &Path) -> Result<PathBuf> {
-    let module = Module::read(FOLDER)?;
-    let version = module.version(HELM)?;
-    let bin = tools.join(format!("helm-{version}"));
-    let program = bin.join("helm");
-    if program.is_file() {
-        return Ok(program);
-    }
-    fs::create_dir_all(&bin).with_context(|| format!("cannot create {}", bin.display()))?;
-    let _lock = Lock::take(&bin)?;
-    if !program.is_file() {
-        let go = Go::find(&module)?;
-        go.build(&module, &format!("helm {version}"), PACKAGE, "-s -w", &program)
-            .context("helm could not be built")?;
-    }
-    Ok(program)
+    go::tool(tools, &HELM)
 }

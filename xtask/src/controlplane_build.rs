@@ -24,6 +24,12 @@ pub enum Component {
     Kubectl,
     /// The proxy that lb-agent replaces, for comparisons.
     KubeProxy,
+    /// What makes pods of Deployments and EndpointSlices of pods.
+    ControllerManager,
+    /// What gives pods a node.
+    Scheduler,
+    /// What has a node's pods run.
+    Kubelet,
 }
 
 impl Component {
@@ -33,6 +39,16 @@ impl Component {
     /// What a comparison with kube-proxy needs.
     pub const FOR_PARITY: &[Self] = &[Self::Etcd, Self::ApiServer, Self::Kubectl, Self::KubeProxy];
 
+    /// What a whole cluster needs.
+    pub const FOR_CLUSTER: &[Self] = &[
+        Self::Etcd,
+        Self::ApiServer,
+        Self::Kubectl,
+        Self::ControllerManager,
+        Self::Scheduler,
+        Self::Kubelet,
+    ];
+
     /// The name of its program.
     pub fn program(self) -> &'static str {
         match self {
@@ -40,6 +56,9 @@ impl Component {
             Self::ApiServer => "kube-apiserver",
             Self::Kubectl => "kubectl",
             Self::KubeProxy => "kube-proxy",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Kubelet => "kubelet",
         }
     }
 
@@ -49,13 +68,21 @@ impl Component {
             Self::ApiServer => "k8s.io/kubernetes/cmd/kube-apiserver",
             Self::Kubectl => "k8s.io/kubernetes/cmd/kubectl",
             Self::KubeProxy => "k8s.io/kubernetes/cmd/kube-proxy",
+            Self::ControllerManager => "k8s.io/kubernetes/cmd/kube-controller-manager",
+            Self::Scheduler => "k8s.io/kubernetes/cmd/kube-scheduler",
+            Self::Kubelet => "k8s.io/kubernetes/cmd/kubelet",
         }
     }
 
     fn module(self) -> &'static str {
         match self {
             Self::Etcd => "go.etcd.io/etcd/server/v3",
-            Self::ApiServer | Self::Kubectl | Self::KubeProxy => KUBERNETES,
+            Self::ApiServer
+            | Self::Kubectl
+            | Self::KubeProxy
+            | Self::ControllerManager
+            | Self::Scheduler
+            | Self::Kubelet => KUBERNETES,
         }
     }
 }
@@ -129,12 +156,7 @@ mod tests {
     #[test]
     fn the_module_names_every_program() {
         let module = Module::read(FOLDER).unwrap();
-        for component in [
-            Component::Etcd,
-            Component::ApiServer,
-            Component::Kubectl,
-            Component::KubeProxy,
-        ] {
+        for &component in Component::FOR_PARITY.iter().chain(Component::FOR_CLUSTER) {
             assert!(
                 module.lines().any(|line| line.trim() == component.package()),
                 "no tool line for {component:?}"

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 
 use crate::run::{self, Step};
-use crate::workspace;
+use crate::workspace::{self, Lock};
 
 /// A first build of one program, with everything it shares with the others, on a slow and busy machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
@@ -136,6 +136,39 @@ impl Go {
         step.run(&mut build).map_err(|error| explained(error, None))?;
         fs::rename(&new, to).with_context(|| format!("cannot rename {} to {}", new.display(), to.display()))
     }
+}
+
+/// A program alone in its module of ours.
+#[derive(Debug)]
+pub struct Tool {
+    /// What it is called.
+    pub name: &'static str,
+    /// Where the module of ours is.
+    pub folder: &'static str,
+    /// The module that it comes from.
+    pub module: &'static str,
+    /// Its package there.
+    pub package: &'static str,
+}
+
+/// Builds a program into the tools folder unless it is there, and says where it is.
+pub fn tool(tools: &Path, tool: &Tool) -> Result<PathBuf> {
+    let Tool { name, .. } = tool;
+    let module = Module::read(tool.folder)?;
+    let version = module.version(tool.module)?;
+    let bin = tools.join(format!("{name}-{version}"));
+    let program = bin.join(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    fs::create_dir_all(&bin).with_context(|| format!("cannot create {}", bin.display()))?;
+    let _lock = Lock::take(&bin)?;
+    if !program.is_file() {
+        let go = Go::find(&module)?;
+        go.build(&module, &format!("{name} {version}"), tool.package, "-s -w", &program)
+            .with_context(|| format!("{name} could not be built"))?;
+    }
+    Ok(program)
 }
 
 const NO_DOWNLOAD: &str = "The Go modules could not be fetched. Check the network, and what `go env GOPROXY` and the proxy variables of \

@@ -4,9 +4,9 @@
 //! the certificate authorities of Debian's package. The same inputs make the same bytes: no time is in it, so that there is
 //! nothing for `SOURCE_DATE_EPOCH` to say, and names are sorted.
 
-mod archive;
-mod files;
-mod layer;
+pub mod archive;
+pub mod files;
+pub mod layer;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
 
 use crate::lab::{self, Profile};
 use crate::packages;
@@ -24,6 +25,8 @@ use files::{Files, Mode};
 
 /// Where the agent is in the image.
 const AGENT: &str = "usr/bin/lb-agent";
+/// Where it finds the tools in the image, and others find it.
+const PATH: &str = "/usr/sbin:/usr/bin";
 
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 const STRIP_LIMIT: Duration = Duration::from_secs(60);
@@ -77,17 +80,36 @@ pub fn write(profile: Profile, name: &str, output: &Path) -> Result<String> {
     // What changes with each build is a layer of its own, and the rest is fetched once.
     let image = Image {
         name,
+        program: &format!("/{AGENT}"),
+        arguments: &["run"],
+        path: PATH,
+        labels: labels(),
         layers: vec![
             layer::pack("programs, libraries and certificate authorities", &base)?,
             layer::pack("lb-agent", &top)?,
         ],
     };
+    save(&image, output)
+}
+
+/// Writes an image to a file, and returns the digest of its manifest.
+pub fn save(image: &Image<'_>, output: &Path) -> Result<String> {
     if let Some(folder) = output.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let (bytes, digest) = image.archive()?;
     fs::write(output, bytes).with_context(|| format!("cannot write {}", output.display()))?;
     Ok(digest)
+}
+
+/// As people and registries read them.
+fn labels() -> Value {
+    json!({
+        "org.opencontainers.image.title": "lb-agent",
+        "org.opencontainers.image.description": "Kubernetes Services on a node, in BPF or IPVS",
+        "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+        "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
+    })
 }
 
 /// Where images go to.

@@ -1,5 +1,6 @@
 //! The verbs that are carried out by the program `lab` of the package lb-tests: `demo`, `parity`, `bench`, `fuzz`, `chaos`,
-//! `takeover`, `controlplane`, and the report of `build-ebpf`. It parses their arguments; here it is only built and started.
+//! `takeover`, `controlplane`, `cluster`, and the report of `build-ebpf`. It parses their arguments; here it is only built and
+//! started.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -110,6 +111,20 @@ pub const CONTROLPLANE: Verb = Verb {
             Component::FOR_TESTS
         } else {
             &[]
+        }
+    },
+    packages: &[],
+};
+
+/// `cargo xtask cluster`
+pub const CLUSTER: Verb = Verb {
+    name: "cluster",
+    profile: Profile::Dev,
+    components: |args| {
+        if args.first().is_some_and(|arg| arg == "down") {
+            &[]
+        } else {
+            Component::FOR_CLUSTER
         }
     },
     packages: &[],

@@ -13,8 +13,26 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// The shared libraries of a program and its loader, where this machine has them. A static program has none.
 pub fn of(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    ask(Command::new("ldd").arg(program), program)
+}
+
+/// The same of a program in a folder that packages are unpacked in, where its libraries may be too.
+pub fn of_unpacked(root: &Path, program: &Path) -> Result<BTreeSet<PathBuf>> {
+    let search = std::env::join_paths(folders(root))?;
+    ask(Command::new("ldd").arg(program).env("LD_LIBRARY_PATH", search), program)
+}
+
+/// Where packages that are unpacked in a folder have their libraries.
+fn folders(root: &Path) -> Vec<PathBuf> {
+    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+    ["lib", "usr/lib"]
+        .map(|folder| root.join(folder).join(&triplet))
+        .to_vec()
+}
+
+fn ask(ldd: &mut Command, program: &Path) -> Result<BTreeSet<PathBuf>> {
     let step = Step::new(format!("asking for the libraries of {}", program.display()), LIMIT);
-    let text = match step.ask(Command::new("ldd").arg(program)) {
+    let text = match step.ask(ldd) {
         Err(error) if error.to_string().contains("not a dynamic executable") => String::new(),
         text => text?,
     };

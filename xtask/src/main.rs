@@ -9,6 +9,7 @@ mod bpf_core;
 mod bpf_linker;
 mod build_ebpf;
 mod chart;
+mod cluster;
 mod compatibility;
 mod controlplane_build;
 mod count;
@@ -81,6 +82,9 @@ enum Verb {
     /// Start or stop a real API server on loopback (`controlplane --help` for more)
     #[command(disable_help_flag = true)]
     Controlplane(lab::Args),
+    /// Run the image and the chart in a whole cluster of one node (`cluster --help` for more)
+    #[command(disable_help_flag = true)]
+    Cluster(lab::Args),
 }
 
 fn main() -> ExitCode {
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Verb::Chaos(args) => lab::run(&lab::CHAOS, args.all(), &[]),
         Verb::Takeover(args) => lab::run(&lab::TAKEOVER, args.all(), &[]),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all(), &[]),
+        Verb::Cluster(args) => cluster::run(args.all()),
     });
     match result {
         Ok(()) => ExitCode::SUCCESS,

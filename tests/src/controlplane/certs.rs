@@ -1,4 +1,4 @@
-//! A certificate authority for one control plane, and what it signs: the server, its administrator, the agent, kube-proxy.
+//! A certificate authority for one control plane, and what it signs: the server, and all who talk to it.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -41,6 +41,30 @@ pub(super) const KUBE_PROXY: User = User {
     group: "system:authenticated",
 };
 
+/// The controllers: the name that the API server itself gives their rights.
+pub(super) const CONTROLLERS: User = User {
+    file: "kube-controller-manager",
+    name: "system:kube-controller-manager",
+    group: "system:authenticated",
+};
+
+/// The scheduler.
+pub(super) const SCHEDULER: User = User {
+    file: "kube-scheduler",
+    name: "system:kube-scheduler",
+    group: "system:authenticated",
+};
+
+/// A kubelet, who may do what is its node's by the name of the node.
+pub(super) const KUBELET: User = User {
+    file: "kubelet",
+    name: "system:node:node-1",
+    group: "system:nodes",
+};
+
+/// All that there are.
+const USERS: [&User; 6] = [&ADMIN, &AGENT, &KUBE_PROXY, &CONTROLLERS, &SCHEDULER, &KUBELET];
+
 /// The certificates and keys of one control plane, as files.
 #[derive(Debug)]
 pub(super) struct Certs {
@@ -81,7 +105,7 @@ impl Certs {
         params.distinguished_name.push(DnType::CommonName, "kube-apiserver");
         certs.sign("apiserver", params, &issuer)?;
 
-        for user in [ADMIN, AGENT, KUBE_PROXY] {
+        for user in USERS {
             let mut params = CertificateParams::default();
             params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
             params.distinguished_name.push(DnType::CommonName, user.name);
@@ -89,7 +113,7 @@ impl Certs {
             certs.sign(user.file, params, &issuer)?;
         }
 
-        // Service account tokens are signed, though nothing here asks for one: the API server insists on a key.
+        // Of service account tokens. The API server insists on a key even where nobody asks for one.
         let tokens = KeyPair::generate()?;
         write_private(&certs.key("tokens"), &tokens.serialize_pem())?;
         write_private(&certs.tokens_public(), &tokens.public_key_pem())?;

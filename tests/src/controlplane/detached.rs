@@ -200,7 +200,7 @@ pub fn up(options: &UpOptions) -> Result<()> {
         state.note(servers);
         run.write(&state)
     })?;
-    cluster.set_up(start.ready_within)?;
+    cluster.set_up(&start)?;
     state.ready = true;
     run.write(&state)?;
     cluster.servers.let_go();

@@ -30,7 +30,7 @@ pub(super) enum Tie {
 
 /// A pid, with what tells its process from a later one that was given the same number.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(super) struct ProcessId {
+pub(crate) struct ProcessId {
     pid: i32,
     /// Clock ticks from boot to its start.
     start: u64,
@@ -39,7 +39,8 @@ pub(super) struct ProcessId {
 }
 
 impl ProcessId {
-    fn of(pid: i32) -> io::Result<Self> {
+    /// That of the process which has this number now.
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
         Ok(Self {
             pid,
             start: start_time(pid)?,
@@ -47,12 +48,12 @@ impl ProcessId {
         })
     }
 
-    pub(super) fn pid(&self) -> i32 {
+    pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
     /// Whether that very process runs.
-    pub(super) fn runs(&self) -> bool {
+    pub(crate) fn runs(&self) -> bool {
         self.open().is_some()
     }
 
@@ -77,7 +78,7 @@ impl ProcessId {
     }
 
     /// Ends the process at once. Fine if it has ended before.
-    pub(super) fn kill(&self) -> Result<()> {
+    pub(crate) fn kill(&self) -> Result<()> {
         let Some(fd) = self.open() else { return Ok(()) };
         send(&fd, Signal::SIGKILL)?;
         if !ended(&fd, GRACE) {

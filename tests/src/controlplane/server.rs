@@ -15,7 +15,7 @@ use crate::interrupt;
 use crate::patience::patient;
 
 use super::Options;
-use super::certs::Certs;
+use super::certs::{ADMIN, Certs};
 use super::process::{self, Daemon, ProcessId, Tie};
 use super::tools::Tools;
 
@@ -41,6 +41,7 @@ pub(super) struct Servers {
     /// Whether the port is ours to change.
     port_chosen: bool,
     apiserver_args: Vec<String>,
+    whole: bool,
     ready_within: Duration,
     tie: Tie,
     apiserver: Option<Daemon>,
@@ -63,6 +64,7 @@ impl Servers {
             port,
             port_chosen,
             apiserver_args: options.apiserver_args.clone(),
+            whole: options.whole,
             ready_within: options.ready_within,
             tie,
             apiserver: None,
@@ -163,11 +165,21 @@ impl Servers {
             .arg(option("--service-account-key-file=", self.certs.tokens_public()))
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             .arg("--authorization-mode=RBAC")
-            // Nothing here makes the accounts that it would ask for, and Pods are to be created all the same.
-            .arg("--disable-admission-plugins=ServiceAccount")
             .arg("--allow-privileged=true")
             // Making its configuration objects is a good part of a first start.
             .arg("--enable-priority-and-fairness=false");
+        if self.whole {
+            command
+                // A kubelet has the rights of its node by it.
+                .arg("--authorization-mode=Node")
+                // The name of a node is nowhere to be looked up.
+                .arg("--kubelet-preferred-address-types=InternalIP")
+                .arg(option("--kubelet-client-certificate=", self.certs.cert(ADMIN.file)))
+                .arg(option("--kubelet-client-key=", self.certs.key(ADMIN.file)));
+        } else {
+            // Nothing makes the accounts that it would ask for, and Pods are to be created all the same.
+            command.arg("--disable-admission-plugins=ServiceAccount");
+        }
         if self.address.is_loopback() {
             // A loopback address is not allowed in an EndpointSlice: it would try and fail every ten seconds.
             command.arg("--endpoint-reconciler-type=none");

@@ -36,10 +36,16 @@ impl Tools {
 
     /// kube-proxy, which only comparisons need.
     pub(super) fn kube_proxy(tools: &Path) -> Result<PathBuf> {
-        let program = bin_dir(tools).join("kube-proxy");
+        Self::other(tools, "kube-proxy")
+    }
+
+    /// A program that only some verbs need, and build.
+    pub(super) fn other(tools: &Path, name: &str) -> Result<PathBuf> {
+        let program = bin_dir(tools).join(name);
         if !program.is_file() {
             bail!(
-                "{} is not there: `cargo xtask setup --controlplane` builds it",
+                "{} is not there: the verb of `cargo xtask` that needs it builds it, and `cargo xtask setup --controlplane` \
+                 builds kube-proxy",
                 program.display()
             );
         }

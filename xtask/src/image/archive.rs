@@ -10,8 +10,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use super::AGENT;
-use super::files::{Files, Mode, PROGRAMS};
+use super::files::{Files, Mode};
 use super::layer::{self, Digest, Layer};
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -19,7 +18,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// The signal at which the agent ends as it should.
+/// The signal at which programs end as they should.
 const STOP: &str = "SIGTERM";
 
 /// An image that is not written yet.
@@ -27,6 +26,14 @@ const STOP: &str = "SIGTERM";
 pub struct Image<'a> {
     /// Its repository and tag.
     pub name: &'a str,
+    /// The program that is run, by its path.
+    pub program: &'a str,
+    /// Its arguments, which whoever runs it can change.
+    pub arguments: &'a [&'a str],
+    /// Where it finds others.
+    pub path: &'a str,
+    /// As people and registries read them.
+    pub labels: Value,
     /// The lowest first.
     pub layers: Vec<Layer>,
 }
@@ -46,13 +53,13 @@ impl Image<'_> {
             .iter()
             .map(|layer| blob(LAYER, layer.blob.clone()))
             .collect();
-        let (config, config_digest) = blob(CONFIG, text(&self.config()?)?);
+        let (config, config_digest) = blob(CONFIG, text(&self.config())?);
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": config,
             "layers": layers.iter().map(|(descriptor, _)| descriptor).collect::<Vec<_>>(),
-            "annotations": labels(),
+            "annotations": self.labels,
         });
         let (mut manifest, digest) = blob(MANIFEST, text(&manifest)?);
         manifest["platform"] = json!({ "os": "linux", "architecture": architecture() });
@@ -76,38 +83,26 @@ impl Image<'_> {
         Ok((layer::tar(&files)?, digest.to_string()))
     }
 
-    fn config(&self) -> Result<Value> {
-        let own = Path::new(AGENT).parent().and_then(Path::to_str);
-        let own = own.context("the agent is in a folder of the image")?;
+    fn config(&self) -> Value {
         let history = |layer: &Layer| json!({ "created_by": "cargo xtask image", "comment": layer.what });
-        Ok(json!({
+        json!({
             "architecture": architecture(),
             "os": "linux",
             "config": {
-                "Entrypoint": [format!("/{AGENT}")],
-                "Cmd": ["run"],
-                "Env": [format!("PATH=/{PROGRAMS}:/{own}")],
+                "Entrypoint": [self.program],
+                "Cmd": self.arguments,
+                "Env": [format!("PATH={}", self.path)],
                 "WorkingDir": "/",
                 "StopSignal": STOP,
-                "Labels": labels(),
+                "Labels": self.labels,
             },
             "rootfs": {
                 "type": "layers",
                 "diff_ids": self.layers.iter().map(|layer| layer.diff_id.to_string()).collect::<Vec<_>>(),
             },
             "history": self.layers.iter().map(history).collect::<Vec<_>>(),
-        }))
+        })
     }
-}
-
-/// As people and registries read them.
-fn labels() -> Value {
-    json!({
-        "org.opencontainers.image.title": "lb-agent",
-        "org.opencontainers.image.description": "Kubernetes Services on a node, in BPF or IPVS",
-        "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
-        "org.opencontainers.image.licenses": env!("CARGO_PKG_LICENSE"),
-    })
 }
 
 /// Go's name of the architecture, which OCI uses.
@@ -139,6 +134,10 @@ mod tests {
             let layers = vec![layer::pack("lb-agent", &files).unwrap()];
             let image = Image {
                 name: "localhost/lb-agent:1",
+                program: "/usr/bin/lb-agent",
+                arguments: &["run"],
+                path: "/usr/bin",
+                labels: json!({}),
                 layers,
             };
             image.archive().unwrap()

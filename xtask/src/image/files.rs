@@ -16,7 +16,7 @@ const AUTHORITIES: &str = "/usr/share/ca-certificates/mozilla";
 const BUNDLE: &str = "etc/ssl/certs/ca-certificates.crt";
 
 /// Where the tools are in the image, which its `PATH` names.
-pub const PROGRAMS: &str = "usr/sbin";
+const PROGRAMS: &str = "usr/sbin";
 
 /// The programs that the agent calls, and the names by which it does: `nft` to serve, and the others to clean up after a
 /// kube-proxy, which had them in its own image, so that a node need not have them.
@@ -126,6 +126,18 @@ impl Files {
     pub fn libraries(&mut self, program: &Path) -> Result<()> {
         for library in libraries::of(program)? {
             self.copy(&library, &library, Mode::Program)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a program of a package that is unpacked in a folder, and the libraries that it loads, from there too where they
+    /// are.
+    pub fn unpacked(&mut self, root: &Path, program: &Path) -> Result<()> {
+        let file = root.join(program);
+        self.copy(program, &file, Mode::Program)?;
+        for library in libraries::of_unpacked(root, &file)? {
+            let place = library.strip_prefix(root).unwrap_or(&library);
+            self.copy(place, &library, Mode::Program)?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 mod bench;
 mod chaos;
+mod cluster;
 mod controlplane;
 mod demo;
 mod fuzz;
@@ -49,6 +50,9 @@ enum Verb {
     /// A real API server to play with
     #[command(subcommand)]
     Controlplane(controlplane::Verb),
+    /// A whole cluster of one node, whose services the image and the chart serve
+    #[command(subcommand)]
+    Cluster(cluster::Verb),
     /// What the kernel's verifier says of the BPF programs
     Report(report::Args),
     /// What this kernel has of what not every supported one has
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> anyhow::Result<bool> {
     match &verb {
         Verb::Load(verb) => return bench::load::run(verb).map(|()| true),
+        Verb::Cluster(cluster::Verb::Hold { folder }) => return lb_tests::sandbox::hold(folder).map(|()| true),
         Verb::Sockets => return lb_tests::place::serve_sockets().map(|()| true),
         Verb::WithoutBpf { refusal, command } => return refusal.exec(command).map(|()| false),
         Verb::InImage {
@@ -125,6 +130,7 @@ fn run(verb: Verb) -> anyhow::Result<bool> {
         Verb::Chaos(args) => chaos::run(&args),
         Verb::Takeover(args) => takeover::run(&args),
         Verb::Controlplane(verb) => controlplane::run(&verb).map(|()| true),
+        Verb::Cluster(verb) => cluster::run(&verb),
         Verb::Report(args) => report::run(&args).map(|()| true),
         Verb::Kernel => kernel::run().map(|()| true),
         Verb::Load(_) | Verb::Sockets | Verb::WithoutBpf { .. } | Verb::InImage { .. } => Ok(true),
