@@ -1,6 +1,6 @@
 //! Telling of packets that go nowhere: each is counted by its reason, and shown to whoever watches.
 
-use aya_ebpf::{bindings::__sk_buff, programs::sk_buff::SkBuff};
+use aya_ebpf::{bindings::__sk_buff, helpers::bpf_ktime_get_ns, programs::sk_buff::SkBuff};
 use lb_common::{
     Address, Counter, Event, FlowKey, Port,
     event::{EVENTS_PER_SECOND, EventBudget, NO_LINK},
@@ -10,7 +10,6 @@ use lb_common::{
 use crate::{
     counter::count,
     family::{Family, V4, V6},
-    flow,
     forward::{IPV4, IPV6},
     maps::{EVENT_BUDGET, EVENTS},
     packet::Packet,
@@ -74,7 +73,9 @@ pub(crate) fn denied(address: &Address, port: Port, protocol: u8, reason: u32) {
 /// Writes an event, unless there have been too many.
 #[inline(always)]
 fn show(packet: &FlowKey, reason: u32, link: u32) {
-    let time = flow::now();
+    // Exactly: who watches has what happened since, and nothing is in a hurry here.
+    // SAFETY: no arguments.
+    let time = unsafe { bpf_ktime_get_ns() };
     if !may_write(time) {
         return count(Counter::EventsLost as u32);
     }

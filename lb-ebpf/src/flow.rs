@@ -26,6 +26,9 @@ const SLOT_ATTEMPTS: u32 = 4;
 /// How often it draws in all.
 pub(crate) const ATTEMPTS: u32 = 8;
 
+/// Nanoseconds that a backend may be in TIME-WAIT (Linux: `TCP_TIMEWAIT_LEN`).
+pub(crate) const TIME_WAIT: u64 = 60_000_000_000;
+
 /// Why a flow could not begin.
 pub(crate) enum Failure {
     /// The backends of the service have just changed.
@@ -138,7 +141,9 @@ pub(crate) fn begin(
         other_port()
     };
     *row = forward_row(packet, service, &chosen, client, client_port, now);
-    if !claim(packet, row) {
+    // As long as there are others. What is taken at the end is better than nothing.
+    let rest = if attempt + 1 < ATTEMPTS { TIME_WAIT } else { 0 };
+    if !claim(packet, row, rest) {
         return Err(Failure::Collision);
     }
     affinity::remember(service, packet.key.source, row.backend, now);
@@ -232,9 +237,10 @@ fn forward_row(
     }
 }
 
-/// Writes the reverse row of `row`. False where a living flow of another frontend has it.
+/// Writes the reverse row of `row`. False where a living flow of another frontend has it, or one that has ended less than
+/// `rest` ago: its backend may be in TIME-WAIT, and take a SYN of other sequence numbers and timestamps for an old one.
 #[inline(always)]
-fn claim(packet: &Packet, row: &FlowValue) -> bool {
+fn claim(packet: &Packet, row: &FlowValue, rest: u64) -> bool {
     let key = answers(packet, row);
     let reverse = FlowValue {
         address: packet.key.destination,
@@ -257,9 +263,10 @@ fn claim(packet: &Packet, row: &FlowValue) -> bool {
     let held = unsafe { &*held };
     let same_frontend =
         held.address == reverse.address && held.port == reverse.port && held.client_port == reverse.client_port;
-    let silent = expired(held, row.last_seen);
+    let since = row.last_seen.saturating_sub(held.last_seen);
+    let silent = since > config::udp_timeout();
     let gone = service::backend_state(held.backend, held.generation) == FREE;
-    let closing = held.flags & CLOSING != 0;
+    let closing = (held.flags & CLOSING != 0) & (since >= rest);
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.
     let over = closing | (silent & gone) | (!packet.is_connected() & (silent | gone));

@@ -30,8 +30,6 @@ const ATTEMPTS: u32 = 16;
 const CAREFUL_ATTEMPTS: u32 = 12;
 /// Nanoseconds that a TCP connection may be silent (RFC 5382, REQ-5: no less than 2 hours and 4 minutes).
 const TCP_IDLE: u64 = 7_440_000_000_000;
-/// Nanoseconds that a backend may be in TIME-WAIT (Linux: `TCP_TIMEWAIT_LEN`).
-const TIME_WAIT: u64 = 60_000_000_000;
 
 /// Whether a reverse row is about this packet: one of a masqueraded client is about packets alone that ask for it. Those
 /// that may begin something see whether the answers have their row too, and those without a connection keep it alive.
@@ -126,7 +124,7 @@ fn claim(packet: &Packet, source: &Address, row: &FlowValue) -> Option<Port> {
         if FLOWS.insert(&key, row, BPF_NOEXIST.into()).is_ok() {
             return Some(key.destination_port);
         }
-        let rest = if attempt < CAREFUL_ATTEMPTS { TIME_WAIT } else { 0 };
+        let rest = if attempt < CAREFUL_ATTEMPTS { flow::TIME_WAIT } else { 0 };
         if is_over(&key, packet.is_connected(), row.last_seen, rest) && FLOWS.insert(&key, row, BPF_ANY.into()).is_ok()
         {
             return Some(key.destination_port);

@@ -109,23 +109,27 @@ struct Links<P> {
     all_told: bool,
 }
 
-/// The events of links in the order in which the links' turns come. Of each link, the last one counts.
+/// The events of links in the order in which the links' turns come: tunnels first, since a client that comes in by an
+/// uplink is masqueraded where it goes out to one. Of each link, the last event counts.
 #[derive(Debug, Default)]
 struct Turns {
-    order: VecDeque<u32>,
+    tunnels: VecDeque<u32>,
+    others: VecDeque<u32>,
     events: HashMap<u32, LinkEvent>,
 }
 
 impl Turns {
     fn push(&mut self, event: LinkEvent) {
         let index = event.index();
+        let is_tunnel = matches!(&event, LinkEvent::Is(link) if link.role == Role::Tunnel);
         if self.events.insert(index, event).is_none() {
-            self.order.push_back(index);
+            let order = if is_tunnel { &mut self.tunnels } else { &mut self.others };
+            order.push_back(index);
         }
     }
 
     fn pop(&mut self) -> Option<LinkEvent> {
-        let index = self.order.pop_front()?;
+        let index = self.tunnels.pop_front().or_else(|| self.others.pop_front())?;
         self.events.remove(&index)
     }
 }

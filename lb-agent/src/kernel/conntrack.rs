@@ -1,4 +1,4 @@
-//! Connections that the kernel tracks, as far as they are to be forgotten.
+//! Connections that the kernel tracks: those that are to be forgotten, and whether it translates any.
 //!
 //! To the kernel a datagram belongs to the connection of those before it, and where that one leads was settled with the
 //! first. A client that goes on sending from one port would not find out that a service has come, or that its backend is
@@ -69,16 +69,29 @@ pub fn forget(connections: &BTreeSet<Datagrams>) -> io::Result<usize> {
     Ok(forgotten)
 }
 
-fn message(family: Family, message: ConntrackMessage) -> NetfilterMessage {
-    let family = match family {
-        Family::V4 => NetfilterProtoFamily::IPv4,
-        Family::V6 => NetfilterProtoFamily::IPv6,
-    };
-    NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), message)
+/// Whether the kernel translates any connection, by whosever rules. All that it tracks is looked at.
+///
+/// # Errors
+/// The kernel does not tell what it tracks.
+pub fn has_translated() -> io::Result<bool> {
+    let mut requests = Requests::<NetfilterMessage>::open()?;
+    for family in [Family::V4, Family::V6] {
+        let all = requests.dump(&message(family, ConntrackMessage::Get(Vec::new())))?;
+        if all.iter().any(is_translated) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
-/// How a tracked connection is known to the kernel, if it is one of these.
-fn matching(found: &NetfilterMessage, wanted: &BTreeSet<Datagrams>) -> Option<Vec<Tuple>> {
+fn is_translated(found: &NetfilterMessage) -> bool {
+    let tuples = tuples(found).and_then(|(original, reply)| Some((ends(original)?, ends(reply)?)));
+    // Translated: the answer goes somewhere else than where the question came from, or comes from somewhere else.
+    tuples.is_some_and(|((_, from, to), (_, by, back))| (from, to) != (back, by))
+}
+
+/// Of a connection with ports: how it was begun, and how it is answered.
+fn tuples(found: &NetfilterMessage) -> Option<(&Vec<Tuple>, &Vec<Tuple>)> {
     let NetfilterMessageInner::Conntrack(ConntrackMessage::New(attributes)) = &found.inner else {
         return None;
     };
@@ -90,8 +103,22 @@ fn matching(found: &NetfilterMessage, wanted: &BTreeSet<Datagrams>) -> Option<Ve
         ConntrackAttribute::CtaTupleReply(tuple) => Some(tuple),
         _ => None,
     })?;
-    let to = ends(original)?.1;
-    let by = ends(reply)?.0;
+    Some((original, reply))
+}
+
+fn message(family: Family, message: ConntrackMessage) -> NetfilterMessage {
+    let family = match family {
+        Family::V4 => NetfilterProtoFamily::IPv4,
+        Family::V6 => NetfilterProtoFamily::IPv6,
+    };
+    NetfilterMessage::new(NetfilterHeader::new(family, 0, 0), message)
+}
+
+/// How a tracked connection is known to the kernel, if it is one of these.
+fn matching(found: &NetfilterMessage, wanted: &BTreeSet<Datagrams>) -> Option<Vec<Tuple>> {
+    let (original, reply) = tuples(found)?;
+    let to = ends(original).filter(|(protocol, ..)| *protocol == Protocol::Udp)?.2;
+    let by = ends(reply)?.1;
     let ways = [
         Datagrams::To(to),
         Datagrams::Between(to, by),
@@ -104,9 +131,9 @@ fn matching(found: &NetfilterMessage, wanted: &BTreeSet<Datagrams>) -> Option<Ve
     ways.iter().any(is_wanted).then(|| original.clone())
 }
 
-/// Source and destination of datagrams; `None` of anything else.
-fn ends(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
-    let (mut addresses, mut ports, mut is_udp) = ([None; 2], [None; 2], false);
+/// Protocol, source and destination of what has ports.
+fn ends(tuple: &[Tuple]) -> Option<(Protocol, SocketAddr, SocketAddr)> {
+    let (mut addresses, mut ports, mut protocol) = ([None; 2], [None; 2], None);
     for part in tuple {
         match part {
             Tuple::Ip(parts) => parts.iter().for_each(|part| match part {
@@ -115,7 +142,7 @@ fn ends(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
                 _ => {}
             }),
             Tuple::Proto(parts) => parts.iter().for_each(|part| match part {
-                ProtoTuple::Protocol(protocol) => is_udp = *protocol == Protocol::Udp,
+                ProtoTuple::Protocol(is) => protocol = Some(*is),
                 ProtoTuple::SourcePort(port) => ports[0] = Some(*port),
                 ProtoTuple::DestinationPort(port) => ports[1] = Some(*port),
                 _ => {}
@@ -124,7 +151,7 @@ fn ends(tuple: &[Tuple]) -> Option<(SocketAddr, SocketAddr)> {
         }
     }
     let end = |which: usize| Some(SocketAddr::new(addresses[which]?, ports[which]?));
-    if is_udp { Some((end(0)?, end(1)?)) } else { None }
+    Some((protocol?, end(0)?, end(1)?))
 }
 
 #[cfg(test)]
@@ -172,6 +199,19 @@ mod tests {
             let found = matching(&tracked(Protocol::Udp, connection), &wanted);
             assert_eq!(found.is_some(), is_it, "{connection:?} {wanted:?}");
             assert_eq!(matching(&tracked(Protocol::Tcp, connection), &wanted), None);
+        }
+    }
+    #[test]
+    fn a_connection_is_translated_where_its_answer_does_not_mirror_its_question() {
+        let [client, frontend, backend, node] = ["10.0.0.1:4000", "10.96.0.1:53", "10.0.1.1:53", "10.0.0.9:12345"];
+        for (connection, is_it) in [
+            ([client, backend, backend, client], false),
+            ([client, frontend, backend, client], true),
+            ([client, backend, backend, node], true),
+        ] {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                assert_eq!(is_translated(&tracked(protocol, connection)), is_it, "{connection:?}");
+            }
         }
     }
 }

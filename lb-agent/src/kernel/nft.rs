@@ -5,6 +5,9 @@
 //! the chain it is in hangs on no hook, so that no packet ever meets it. Where the kernel has no such rule, one that
 //! looks at connections does the same, only that the kernel then tracks all of the node.
 //!
+//! Connections that the kernel translates already, for a kube-proxy before us or by our own rule of another time, would lose that
+//! with the last chain of type `nat`. Where there are any, one without rules goes along, until an agent starts and finds none.
+//!
 //! **Where the kernel masquerades**, what the programs marked. The chain sits at the hook `postrouting`, priority `srcnat` (100),
 //! where kube-proxy, flannel and
 //! every other masquerading rule sit too. That is no clash: the first of them that has a rule for a
@@ -21,11 +24,12 @@ pub mod program;
 
 use std::{thread, time::Duration};
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 pub use program::NftError;
 use program::{Detail, list, masquerade};
 
+use super::conntrack;
 use crate::desired::Family;
 
 /// Family and name of the table.
@@ -51,10 +55,21 @@ impl Rules {
         Self::checked(masquerading(mark))
     }
 
-    /// The kernel puts together what comes in pieces.
+    /// The kernel puts together what comes in pieces, and goes on translating what it translates.
     pub fn reassemble() -> Result<Self, NftError> {
-        Self::checked(reassembling(REDIRECTS)).or_else(|error| {
-            let rules = Self::checked(reassembling(LOOKS_AT_CONNECTIONS))?;
+        let others = match conntrack::has_translated() {
+            Ok(false) => "",
+            Ok(true) => {
+                info!("the kernel goes on tracking connections: it translates some, by rules that are not ours");
+                TRANSLATES_ON
+            }
+            Err(error) => {
+                debug!(%error, "cannot ask for the connections that the kernel tracks");
+                ""
+            }
+        };
+        Self::checked(reassembling(REDIRECTS, others)).or_else(|error| {
+            let rules = Self::checked(reassembling(LOOKS_AT_CONNECTIONS, others))?;
             info!(%error, "the kernel tracks connections, to put datagrams together: it has no tproxy for nftables");
             Ok(rules)
         })
@@ -115,11 +130,16 @@ const LOOKS_AT_CONNECTIONS: [&str; 2] = [
     "meta nfproto ipv6 ct state invalid",
 ];
 
-/// The transaction for rules on no hook.
-fn reassembling(rules: [&str; 2]) -> String {
+const TRANSLATES_ON: &str = "    chain translated {
+        type nat hook postrouting priority srcnat; policy accept;
+    }
+";
+
+/// The transaction for rules on no hook, and `others`.
+fn reassembling(rules: [&str; 2], others: &str) -> String {
     let [v4, v6] = rules;
     replace(&format!(
-        "    chain reassemble {{\n        {v4}\n        {v6}\n    }}\n"
+        "    chain reassemble {{\n        {v4}\n        {v6}\n    }}\n{others}"
     ))
 }
 

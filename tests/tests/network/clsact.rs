@@ -12,7 +12,7 @@ use lb_agent::kernel::links::{Link, LinkEvent, Role};
 use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, cleanup};
 use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
-use lb_tests::network::{Attachment, Node, Pod};
+use lb_tests::network::{Attachment, Node, Pod, plan};
 use lb_tests::plane::{Plane, other_than};
 
 use crate::fixture::{World, patiently};
@@ -75,10 +75,15 @@ pub(crate) fn state(node: &Node, backend: &Pod) -> State {
     }
 }
 
-/// Starts a plane in the node's namespace, fills it and attaches it to the uplink and to the pod's link. It works on
-/// when it is dropped, as always.
+/// Starts a plane in the node's namespace, fills it and attaches it to the tunnel, the uplink and the pod's link. It works
+/// on when it is dropped, as always.
 pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
-    let links = [(node.uplink(), Role::Uplink), (pod.host_link(), Role::Pod)];
+    let tunnel = node.netns().netlink().unwrap().link(plan::TUNNEL).unwrap();
+    let links = [
+        (&tunnel, Role::Tunnel),
+        (node.uplink(), Role::Uplink),
+        (pod.host_link(), Role::Pod),
+    ];
     let serve = || {
         let (mut plane, mut hooks) = EbpfPlane::start(EbpfOptions {
             bpffs: node.bpffs().path(),
@@ -139,7 +144,7 @@ fn filters_serve_where_programs_cannot_be_attached_by_tcx_and_a_restart_replaces
     let cleanup = || patiently(|| cleanup(&node.bpffs().path()));
     let removed = node.netns().run(cleanup).unwrap().unwrap();
     let filters = removed.iter().filter(|what| what.contains("filter")).count();
-    assert_eq!(filters, 4, "one for each direction of two links: {removed:#?}");
+    assert_eq!(filters, 6, "one for each direction of three links: {removed:#?}");
     let refused = outside.ask(Protocol::Tcp, (node.addresses()[0], NODE_PORT).into());
     assert!(refused.is_err(), "{refused:?}");
 }

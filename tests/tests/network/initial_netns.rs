@@ -8,7 +8,8 @@ use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSockAddr};
 use aya::{Ebpf, EbpfLoader};
 use lb_common::{
-    Address, BackendValue, Port, Range, ServiceKey, ServiceValue, Translation,
+    Address, AddressValue, BackendValue, Port, Range, ServiceKey, ServiceValue, Translation,
+    address::EXTERNAL,
     backend::{IN_CLUSTER_SET, SERVING},
     config, maps,
     net::UDP,
@@ -71,6 +72,9 @@ fn serve(ebpf: &mut Ebpf, frontend: SocketAddr, backend: SocketAddr) {
     };
     let key = ServiceKey::new(Address::from(frontend.ip()), Port::new(frontend.port()), UDP);
     services.insert(key, value, 0).unwrap();
+    let mut addresses: HashMap<_, Address, AddressValue> = ebpf.map_mut(maps::ADDRESSES).unwrap().try_into().unwrap();
+    let value = AddressValue { flags: EXTERNAL };
+    addresses.insert(key.address, value, 0).unwrap();
 }
 
 #[test]

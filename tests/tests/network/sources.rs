@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use lb_tests::client::{Client, Protocol};
 use lb_tests::kernel::{Feature, lacks};
 use lb_tests::manifests::Service;
-use lb_tests::network::{Attachment, Options};
+use lb_tests::network::{Attachment, Options, Pod};
 use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 
@@ -99,7 +99,7 @@ fn a_process_of_the_node_is_told_that_it_is_connected_to_what_it_dialled() {
 }
 
 /// A node, a backend on another one, and a NodePort through which a client outside is masqueraded on its way there.
-fn masquerading(snat: &str) -> (World, Service) {
+fn masquerading(snat: &str) -> (World, Pod, Service) {
     let mut world = World::new();
     let backend = world.backend(2, "backend", Attachment::Bridge);
     let service = Service::new("web", 1, TARGET)
@@ -107,7 +107,7 @@ fn masquerading(snat: &str) -> (World, Service) {
         .with_endpoints([&backend]);
     world.apply(&service);
     world.start_agent_with(1, &["--snat", snat]);
-    (world, service)
+    (world, backend, service)
 }
 
 /// Its ports come from a range of their own, so that they meet neither NodePorts nor tunnels.
@@ -117,7 +117,7 @@ fn a_masqueraded_client_is_given_a_port_of_the_range() {
         return;
     }
     for snat in ["bpf", "kernel"] {
-        let (world, service) = masquerading(snat);
+        let (world, _backend, service) = masquerading(snat);
         let outside = world.network.outside().client();
         for to in node_ports(&service, world.node1()) {
             for protocol in BOTH {
@@ -146,7 +146,7 @@ fn the_kernel_tracks_connections_only_where_it_is_to_masquerade() {
         return;
     }
     for (snat, tracks) in [("bpf", false), ("kernel", true)] {
-        let (world, service) = masquerading(snat);
+        let (world, _backend, service) = masquerading(snat);
         let pod = world.node1().add_pod("client", Attachment::Veth).unwrap();
         for to in frontends(&service, world.node1()) {
             for protocol in BOTH {

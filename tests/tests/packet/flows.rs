@@ -109,6 +109,30 @@ fn a_syn_on_a_closing_connection_draws_afresh() {
     }
 }
 
+/// The backend may remember the last connection from that port, and take the first segment of another for an old one.
+#[test]
+fn a_port_that_has_just_ended_a_connection_is_not_its_again_through_another_frontend() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        let other = family.pick("10.96.0.11:80", "[fd00:96::11]:80");
+        let number = datapath.backend(1, backend(family, 1), false);
+        let range = datapath.slots(&[number]);
+        for frontend in [frontend(family), other] {
+            datapath.service(Transport::Tcp, frontend, range, 0);
+        }
+        let source = |datapath: &Datapath, to, flags| {
+            let sent = frame(Transport::Tcp, client(family), to, flags);
+            read(&datapath.run(Hook::PodIngress, &sent).frame).from()
+        };
+        for flags in [SYN, FIN | ACK] {
+            assert_eq!(source(&datapath, frontend(family), flags), client(family));
+        }
+        let second = source(&datapath, other, SYN);
+        assert_eq!(second.ip(), client(family).ip());
+        assert_ne!(second.port(), client(family).port());
+    }
+}
+
 #[test]
 fn a_silent_udp_flow_is_over() {
     let mut datapath = Datapath::with_udp_timeout(0);

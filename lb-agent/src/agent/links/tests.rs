@@ -211,6 +211,21 @@ async fn a_link_that_changes_or_goes_before_its_turn_has_one_turn() {
 }
 
 #[tokio::test]
+async fn tunnels_have_the_first_turns() {
+    let links = Running::start();
+    let with = |index, name: &str, role| match link_at(index, name) {
+        Notice::Link(LinkEvent::Is(link)) => Notice::Link(LinkEvent::Is(Link { role, ..link })),
+        other => other,
+    };
+    links.tell([
+        with(2, "eth0", Role::Uplink),
+        with(7, "veth0", Role::Pod),
+        with(9, "vxlan0", Role::Tunnel),
+    ]);
+    assert_eq!(links.calls(3).await, ["link vxlan0", "link eth0", "link veth0"]);
+}
+
+#[tokio::test]
 async fn links_that_the_plane_puts_off_are_told_again_when_it_is_filled() {
     let plane = FakePlane::default();
     plane.0.lock().unwrap().waits = true;
