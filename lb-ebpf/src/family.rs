@@ -8,7 +8,10 @@ use aya_ebpf::{
 };
 use lb_common::Address;
 
-use crate::packet::{Network, Packet};
+use crate::{
+    packet::{Network, Packet},
+    peek::peek,
+};
 
 /// What differs between the families.
 pub(crate) trait Family {
@@ -176,7 +179,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
-        let header: Ipv4Header = skb.load(offset).ok()?;
+        let header: Ipv4Header = peek(skb, offset)?;
         let length = (header.version_length & 0x0f) as usize * 4;
         if length < size_of::<Ipv4Header>() {
             return None;
@@ -271,7 +274,7 @@ impl Family for V6 {
 
     #[inline(always)]
     fn parse(skb: &SkBuff, offset: usize) -> Option<Network> {
-        let header: Ipv6Header = skb.load(offset).ok()?;
+        let header: Ipv6Header = peek(skb, offset)?;
         let source = Address::from_v6(header.source);
         let destination = Address::from_v6(header.destination);
         if source.is_v4() | destination.is_v4() {

@@ -25,6 +25,7 @@ mod maps;
 mod masquerade;
 mod opaque;
 mod packet;
+mod peek;
 mod reject;
 mod reverse;
 mod rewrite;

@@ -1,8 +1,8 @@
 //! A packet, read.
 //!
-//! Everything is read and written with the kernel's load and store helpers and not through packet
-//! pointers: headers that lie outside the linear part of the buffer need no care, and no rewrite
-//! can leave a stale pointer behind.
+//! Headers are [peeked](crate::peek) at: straight out of the packet where they lie in the linear part of the buffer, else with
+//! the kernel's helper. What is written, and what is seldom read, always goes by the kernel's helpers: programs that write
+//! through packet pointers have the kernel copy every packet that somebody else holds too, ours or not.
 
 use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{
@@ -10,7 +10,7 @@ use lb_common::{
     net::{SCTP, TCP, UDP},
 };
 
-use crate::{family::Family, opaque::opaque};
+use crate::{family::Family, opaque::opaque, peek::peek};
 
 /// How many bytes of link header packets have, which is also where their IP header starts. Each
 /// entry point has its own constant, so that offsets stay constants in the program.
@@ -167,8 +167,8 @@ impl Packet {
         if !transport.has_ports() {
             return None;
         }
-        let [source, destination]: [Port; 2] = skb.load(network.transport).ok()?;
-        let word: u64 = skb.load(network.transport + transport.at()).ok()?;
+        let [source, destination]: [Port; 2] = peek(skb, network.transport)?;
+        let word: u64 = peek(skb, network.transport + transport.at())?;
         self.step = transport.step(transport.byte(word), network.fragment);
         self.key.source_port = source;
         self.key.destination_port = destination;
