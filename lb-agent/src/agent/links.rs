@@ -30,6 +30,8 @@ use crate::{
 
 /// How often to look for what others have done on the links.
 const LOOK: Duration = Duration::from_secs(10);
+/// How long the first turn waits for all links that are there, which take it in another order than they are told in.
+const TELLING: Duration = Duration::from_millis(500);
 /// How many links may be served steadily one after another.
 const STEADY_AT_ONCE: u32 = 16;
 /// How often another one may.
@@ -101,6 +103,7 @@ struct Links<P> {
     hasty: BTreeSet<u32>,
     /// To be looked at.
     looks: Vec<u32>,
+    telling: Duration,
     look_each: Duration,
     next_look: Instant,
     /// Those that were there at the start and have not had their turn.
@@ -192,6 +195,7 @@ impl<P: LinkPlane> Links<P> {
             served: BTreeMap::new(),
             hasty: BTreeSet::new(),
             looks: Vec::new(),
+            telling: TELLING,
             look_each: LOOK,
             next_look: Instant::now() + LOOK,
             first: BTreeSet::new(),
@@ -207,6 +211,7 @@ impl<P: LinkPlane> Links<P> {
         all_served: watch::Sender<bool>,
     ) {
         let mut was_filled = false;
+        let begun = Instant::now();
         loop {
             while let Ok(notice) = notices.try_recv() {
                 self.note(notice);
@@ -215,11 +220,13 @@ impl<P: LinkPlane> Links<P> {
                 was_filled = true;
                 self.stop_waiting();
             }
-            self.note_due(Instant::now());
+            let now = Instant::now();
+            let may_begin = self.all_told || now >= begun + self.telling;
+            self.note_due(now);
             if self.all_told && self.first.is_empty() {
                 all_served.send_if_modified(|told| !std::mem::replace(told, true));
             }
-            if self.work() {
+            if may_begin && self.work() {
                 // Nobody else is on this thread, but the clock has to be looked at.
                 yield_now().await;
                 continue;
@@ -230,6 +237,7 @@ impl<P: LinkPlane> Links<P> {
                 .next()
                 .into_iter()
                 .chain(settle)
+                .chain((!may_begin).then(|| begun + self.telling))
                 .chain([self.next_look])
                 .min();
             tokio::select! {

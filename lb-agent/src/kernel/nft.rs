@@ -6,7 +6,7 @@
 //! looks at connections does the same, only that the kernel then tracks all of the node.
 //!
 //! Connections that the kernel translates already, for a kube-proxy before us or by our own rule of another time, would lose that
-//! with the last chain of type `nat`. Where there are any, one without rules goes along, until an agent starts and finds none.
+//! with the last chain of type `nat`. Where there are any, one that does nothing goes along, until an agent starts and finds none.
 //!
 //! **Where the kernel masquerades**, what the programs marked. The chain sits at the hook `postrouting`, priority `srcnat` (100),
 //! where kube-proxy, flannel and
@@ -130,8 +130,10 @@ const LOOKS_AT_CONNECTIONS: [&str; 2] = [
     "meta nfproto ipv6 ct state invalid",
 ];
 
+/// The chain has the kernel translate, and its rule has it track.
 const TRANSLATES_ON: &str = "    chain translated {
         type nat hook postrouting priority srcnat; policy accept;
+        ct state invalid
     }
 ";
 
@@ -184,6 +186,26 @@ table inet lb-agent {
         type nat hook postrouting priority srcnat; policy accept;
         meta nfproto ipv4 meta l4proto { tcp, udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
         meta nfproto ipv6 meta l4proto { tcp, udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
+    }
+}
+"
+        );
+    }
+    #[test]
+    fn what_the_kernel_translates_it_goes_on_to_translate() {
+        assert_eq!(
+            reassembling(REDIRECTS, TRANSLATES_ON),
+            "\
+table inet lb-agent {}
+delete table inet lb-agent
+table inet lb-agent {
+    chain reassemble {
+        meta nfproto ipv4 meta l4proto udp tproxy ip to :1
+        meta nfproto ipv6 meta l4proto udp tproxy ip6 to :1
+    }
+    chain translated {
+        type nat hook postrouting priority srcnat; policy accept;
+        ct state invalid
     }
 }
 "

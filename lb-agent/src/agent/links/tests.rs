@@ -96,6 +96,11 @@ impl Running {
     }
 
     fn with(plane: FakePlane) -> Self {
+        Self::begun_after(Duration::ZERO, plane)
+    }
+
+    /// The first turn comes after that time, if it is not told before that all links are known.
+    fn begun_after(telling: Duration, plane: FakePlane) -> Self {
         let (notices, receiver) = mpsc::channel(1024);
         let (is_filled, filled) = watch::channel(false);
         let (sender, all_served) = watch::channel(false);
@@ -107,6 +112,7 @@ impl Running {
             standings: standings_sender,
         };
         let mut links = Links::new(plane.clone(), told);
+        links.telling = telling;
         links.look_each = LOOK_EACH;
         links.next_look = Instant::now() + LOOK_EACH;
         let task = tokio::spawn(links.run(receiver, filled, sender));
@@ -212,16 +218,20 @@ async fn a_link_that_changes_or_goes_before_its_turn_has_one_turn() {
 
 #[tokio::test]
 async fn tunnels_have_the_first_turns() {
-    let links = Running::start();
+    let links = Running::begun_after(LOOK_EACH, FakePlane::default());
     let with = |index, name: &str, role| match link_at(index, name) {
         Notice::Link(LinkEvent::Is(link)) => Notice::Link(LinkEvent::Is(Link { role, ..link })),
         other => other,
     };
-    links.tell([
+    for notice in [
         with(2, "eth0", Role::Uplink),
         with(7, "veth0", Role::Pod),
         with(9, "vxlan0", Role::Tunnel),
-    ]);
+        Notice::AllTold,
+    ] {
+        links.tell([notice]);
+        yield_now().await;
+    }
     assert_eq!(links.calls(3).await, ["link vxlan0", "link eth0", "link veth0"]);
 }
 
