@@ -15,6 +15,7 @@ use lb_common::{
 };
 
 use crate::{
+    config,
     family::{V4, V6},
     flow,
     forward::{IPV4, IPV6},
@@ -142,11 +143,6 @@ fn is_over(key: &FlowKey, is_connected: bool, now: u64, rest: u64) -> bool {
     };
     let silent = now.saturating_sub(row.last_seen);
     let has_ended = (row.flags & CLOSING != 0) & (silent >= rest);
-    let is_forgotten = silent
-        > if is_connected {
-            TCP_IDLE
-        } else {
-            crate::config::udp_timeout()
-        };
+    let is_forgotten = silent > if is_connected { TCP_IDLE } else { config::udp_timeout() };
     has_ended | is_forgotten
 }
