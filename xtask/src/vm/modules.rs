@@ -41,6 +41,7 @@ const WANTED: &[&str] = &[
     "nft_reject_inet",
     "nft_reject_ipv4",
     "nft_reject_ipv6",
+    "nft_tproxy",
     "nf_log_syslog",
     "sctp",
     "inet_diag",
