@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -16,7 +16,7 @@ use std::{
 use anyhow::Context as _;
 use tracing::{info, warn};
 
-use super::table::{self, BpfTable, Table};
+use super::table::{self, BpfTable};
 
 /// When cgroups that are not there yet are looked for again. Between that of a pod and its first container lie the
 /// sandbox and the network of the pod.
@@ -76,7 +76,7 @@ fn follow(changes: &Receiver<BTreeSet<String>>, mut map: BpfTable<u64, u32>, roo
             info!(uid, cgroup, "sockets of a pod are left alone");
             found.insert(uid, cgroup);
         }
-        let error = write(&mut map, found.values().copied().collect())
+        let error = table::hold(&mut map, &found.values().map(|cgroup| (*cgroup, 1)).collect())
             .err()
             .map(|error| error.to_string());
         if let Some(error) = error.as_ref().filter(|error| last_error.as_ref() != Some(*error)) {
@@ -84,16 +84,6 @@ fn follow(changes: &Receiver<BTreeSet<String>>, mut map: BpfTable<u64, u32>, roo
         }
         last_error = error;
     }
-}
-
-/// Makes the map hold these cgroups.
-fn write(map: &mut dyn Table<u64, u32>, wanted: BTreeSet<u64>) -> io::Result<()> {
-    let there: BTreeMap<u64, u32> = table::rows(map)?;
-    let gone: Vec<u64> = there.into_keys().filter(|cgroup| !wanted.contains(cgroup)).collect();
-    map.remove(&gone).map_err(|partial| partial.error)?;
-    let cgroups: Vec<u64> = wanted.into_iter().collect();
-    map.set(&cgroups, &vec![1; cgroups.len()])
-        .map_err(|partial| partial.error)
 }
 
 /// The kernel's numbers of the cgroups of these pods, of those that are there.

@@ -13,11 +13,8 @@ use lb_common::{Address, SourceKey, source::ANY_LINK};
 use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::table::{self, BpfTable, Table};
-use crate::{
-    desired::Family,
-    kernel::addresses::sources::{self, Sources as Wanted},
-};
+use super::table::{self, BpfTable};
+use crate::kernel::addresses::sources::{self, Sources as Wanted};
 
 /// How long the kernel has to tell of its links and addresses.
 const FIRST: Duration = Duration::from_secs(10);
@@ -58,7 +55,7 @@ async fn follow(mut map: BpfTable<SourceKey, Address>, mut ended: oneshot::Recei
         }
         let wanted = sources.borrow_and_update().as_ref().map(rows);
         if let Some(wanted) = wanted {
-            if let Err(error) = write(&mut map, &wanted) {
+            if let Err(error) = table::hold(&mut map, &wanted) {
                 warn!(%error, "clients may be masqueraded with an address of another link: map SOURCES");
             }
             // Whoever waits does so once.
@@ -68,25 +65,9 @@ async fn follow(mut map: BpfTable<SourceKey, Address>, mut ended: oneshot::Recei
 }
 
 fn rows(wanted: &Wanted) -> BTreeMap<SourceKey, Address> {
-    let row = |((link, family), address): (&(Option<u32>, Family), &std::net::IpAddr)| {
-        let family = match family {
-            Family::V4 => 4,
-            Family::V6 => 6,
-        };
-        let link = link.unwrap_or(ANY_LINK);
-        (SourceKey { link, family }, Address::from(*address))
-    };
-    wanted.iter().map(row).collect()
-}
-
-/// Makes the map hold these rows and no others.
-fn write(map: &mut dyn Table<SourceKey, Address>, wanted: &BTreeMap<SourceKey, Address>) -> std::io::Result<()> {
-    let there: BTreeMap<SourceKey, Address> = table::rows(map)?;
-    let gone: Vec<SourceKey> = there.keys().filter(|key| !wanted.contains_key(key)).copied().collect();
-    map.remove(&gone).map_err(|partial| partial.error)?;
-    let (keys, values): (Vec<SourceKey>, Vec<Address>) = wanted
-        .iter()
-        .filter(|(key, address)| there.get(key) != Some(address))
-        .unzip();
-    map.set(&keys, &values).map_err(|partial| partial.error)
+    let rows = wanted.iter().map(|((link, _), address)| {
+        let address = Address::from(*address);
+        (SourceKey::new(link.unwrap_or(ANY_LINK), &address), address)
+    });
+    rows.collect()
 }

@@ -1,6 +1,7 @@
 //! Access to the maps, so that what fills them can be tested without a kernel.
 
 use std::{
+    collections::BTreeMap,
     io,
     marker::PhantomData,
     mem::{size_of, zeroed},
@@ -47,6 +48,21 @@ pub(super) fn rows<K, V, R: Default + Extend<(K, V)>>(table: &dyn Table<K, V>) -
         true
     })?;
     Ok(rows)
+}
+
+/// Makes a hash hold these rows and no others. Writes what differs.
+pub(super) fn hold<K: Copy + Ord, V: Copy + PartialEq>(
+    table: &mut dyn Table<K, V>,
+    wanted: &BTreeMap<K, V>,
+) -> io::Result<()> {
+    let there: BTreeMap<K, V> = rows(table)?;
+    let gone: Vec<K> = there.keys().filter(|key| !wanted.contains_key(key)).copied().collect();
+    table.remove(&gone).map_err(|partial| partial.error)?;
+    let (keys, values): (Vec<K>, Vec<V>) = wanted
+        .iter()
+        .filter(|(key, value)| there.get(key) != Some(value))
+        .unzip();
+    table.set(&keys, &values).map_err(|partial| partial.error)
 }
 
 /// The values of an array at its first `count` indices, or at all where it has fewer.
