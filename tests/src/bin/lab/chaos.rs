@@ -12,12 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::agent;
-use lb_tests::network::{self, Network};
-use lb_tests::source::Source;
-use lb_tests::stage::Stage;
 
 use crate::progress::{Step, say};
-use crate::traffic::Traffic;
+use crate::traffic::{self, Traffic};
 use build::Build;
 use plan::{Kind, Plan};
 
@@ -76,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     // Known at once, and not after the network has been built.
     agent::binary()?;
     say(format_args!("      seed {seed}: {} events", plan.events.len()));
-    let stage = build(args.folder)?;
+    let stage = traffic::stage(args.folder)?;
 
     let mut traffic = Traffic::new(&stage)?;
     let timeline = play::play(&plan, &stage, &mut traffic, args, pause)?;
@@ -98,26 +95,4 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     print!("\n{}", report.render(&timeline));
     Ok(report.faults.is_empty())
-}
-
-fn build(folder: bool) -> Result<Stage> {
-    let step = Step::start("two nodes, a client outside, pods on bridges and on veths, a tunnel");
-    let network = Network::with(network::Options {
-        // Who looks on costs as much as what is looked at.
-        verify_checksums: false,
-        ..network::Options::default()
-    })?;
-    step.done();
-    let source = if folder {
-        Source::folder()?
-    } else {
-        let step = Step::start("etcd and kube-apiserver");
-        let source = Source::api_server(&network)?;
-        step.done();
-        source
-    };
-    let step = Step::start("pods, servers in them, Services");
-    let stage = Stage::build(network, source)?;
-    step.done();
-    Ok(stage)
 }

@@ -10,12 +10,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use lb_tests::agent;
 use lb_tests::controlplane::Mode;
-use lb_tests::network::{self, Network};
-use lb_tests::source::Source;
-use lb_tests::stage::Stage;
 
 use crate::progress::Step;
-use crate::traffic::Traffic;
+use crate::traffic::{self, Traffic};
 
 /// Arguments of `takeover`.
 #[derive(Debug, clap::Args)]
@@ -53,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     };
     // Known at once, and not after the network has been built.
     agent::binary()?;
-    let stage = build()?;
+    let stage = traffic::stage(false)?;
 
     let mut traffic = Traffic::new(&stage)?;
     let timeline = play::play(mode, &stage, &mut traffic, args, pause)?;
@@ -68,21 +65,4 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     print!("\n{}", report.render());
     Ok(report.is_right())
-}
-
-fn build() -> Result<Stage> {
-    let step = Step::start("two nodes, a client outside, pods on bridges and on veths, a tunnel");
-    let network = Network::with(network::Options {
-        // What kube-proxy does is not ours to answer for, and who looks on costs as much as what is looked at.
-        verify_checksums: false,
-        ..network::Options::default()
-    })?;
-    step.done();
-    let step = Step::start("etcd and kube-apiserver");
-    let source = Source::api_server(&network)?;
-    step.done();
-    let step = Step::start("pods, servers in them, Services");
-    let stage = Stage::build(network, source)?;
-    step.done();
-    Ok(stage)
 }

@@ -16,12 +16,38 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lb_tests::interrupt::{self, eventually};
+use lb_tests::network::{self, Network};
+use lb_tests::source::Source;
 use lb_tests::stage::Stage;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use crate::progress::Step;
 use kept::{Group, Kept};
 use lane::Dialler;
+/// Where it goes: two nodes with pods and servers, and objects in a folder, or else in a real API server.
+pub(crate) fn stage(folder: bool) -> Result<Stage> {
+    let step = Step::start("two nodes, a client outside, pods on bridges and on veths, a tunnel");
+    let network = Network::with(network::Options {
+        // Who looks on costs as much as what is looked at, and what kube-proxy does is not ours to answer for.
+        verify_checksums: false,
+        ..network::Options::default()
+    })?;
+    step.done();
+    let source = if folder {
+        Source::folder()?
+    } else {
+        let step = Step::start("etcd and kube-apiserver");
+        let source = Source::api_server(&network)?;
+        step.done();
+        source
+    };
+    let step = Step::start("pods, servers in them, Services");
+    let stage = Stage::build(network, source)?;
+    step.done();
+    Ok(stage)
+}
+
 #[cfg(test)]
 pub(crate) use record::Counts;
 pub(crate) use record::{Fault, Kind, Record};
@@ -158,9 +184,6 @@ impl Drop for Traffic {
 
 #[cfg(test)]
 mod tests {
-    use lb_tests::network::Network;
-    use lb_tests::source::Source;
-
     use super::*;
 
     #[test]
