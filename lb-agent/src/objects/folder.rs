@@ -1,8 +1,8 @@
 //! Objects from a folder of manifests: every `*.yaml`, `*.yml` and `*.json` in it, for as long as
 //! the agent runs. Files whose names begin with a dot are left alone.
 //!
-//! Files are watched by inotify, and looked at every ten seconds all the same, since neither a
-//! network file system nor a link to another folder says that it has changed.
+//! Files are watched by inotify, and only those that changed are looked at. Every ten seconds all
+//! are, since neither a network file system nor a link to another folder says that it has changed.
 
 mod changes;
 mod manifest;
@@ -13,7 +13,10 @@ use std::{path::PathBuf, thread};
 use anyhow::Context;
 use tokio::sync::mpsc;
 
-use self::{changes::Changes, scan::Scanner};
+use self::{
+    changes::{Changed, Changes},
+    scan::Scanner,
+};
 use super::{Batch, Skipped};
 
 /// Reads a folder on behalf of the node `this_node`, and follows its changes on a thread of its
@@ -24,15 +27,15 @@ pub fn watch(folder: PathBuf, this_node: &str, batches: mpsc::Sender<Batch>, ski
     // Watched before it is read, so that no change falls between the two.
     let mut changes = Changes::of(folder.clone());
     let mut scanner = Scanner::new(folder, this_node, skipped);
-    let first = scanner.scan().context(context)?;
+    let first = scanner.scan(&Changed::Anything).context(context)?;
     thread::Builder::new().name("folder".into()).spawn(move || {
         let mut next = first;
         loop {
             if !next.is_empty() && batches.blocking_send(next.into()).is_err() {
                 return;
             }
-            changes.wait();
-            next = scanner.scan().unwrap_or_else(|error| {
+            let changed = changes.wait();
+            next = scanner.scan(&changed).unwrap_or_else(|error| {
                 tracing::warn!("the folder of manifests cannot be read, it stays as it was: {error}");
                 Vec::new()
             });

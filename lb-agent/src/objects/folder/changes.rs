@@ -1,7 +1,7 @@
-//! When a folder is worth another look.
+//! When a folder is worth another look, and at what.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     fs,
     os::unix::fs::MetadataExt as _,
     path::PathBuf,
@@ -14,17 +14,28 @@ use notify::{
     event::{AccessKind, AccessMode, ModifyKind, RenameMode},
 };
 
-/// A look without any cause.
+/// A look at everything, without any cause.
 const AT_LEAST: Duration = Duration::from_secs(10);
 /// Several changes are one if no more than this lies between them.
 const QUIET: Duration = Duration::from_millis(10);
 /// For this long at most, a look waits for a writer to finish or for changes to end.
 const AT_MOST: Duration = Duration::from_secs(1);
 
+/// What to look at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Changed {
+    /// These names in the folder, files of manifests or not.
+    Files(BTreeSet<PathBuf>),
+    /// Nobody knows what has changed.
+    Anything,
+}
+
 /// Follows the changes of a folder, whatever becomes of the folder itself.
 pub(super) struct Changes {
     folder: PathBuf,
     watch: Option<Watch>,
+    /// When everything is looked at again.
+    due: Instant,
 }
 
 struct Watch {
@@ -37,19 +48,34 @@ struct Watch {
 impl Changes {
     pub(super) fn of(folder: PathBuf) -> Self {
         let watch = Watch::of(&folder);
-        Self { folder, watch }
+        Self {
+            folder,
+            watch,
+            due: Instant::now() + AT_LEAST,
+        }
     }
 
     /// Returns when something may have changed and nothing is being written any more.
-    pub(super) fn wait(&mut self) {
-        match &self.watch {
-            Some(watch) => watch.wait(),
-            None => std::thread::sleep(AT_MOST),
-        }
+    pub(super) fn wait(&mut self) -> Changed {
+        let mut changed = match &self.watch {
+            Some(watch) => watch.wait(self.due),
+            None => {
+                std::thread::sleep(AT_MOST);
+                Changed::Anything
+            }
+        };
         let inode = inode(&self.folder);
         if self.watch.as_ref().is_none_or(|watch| watch.inode != inode) {
             self.watch = Watch::of(&self.folder);
+            changed = Changed::Anything;
         }
+        if Instant::now() >= self.due {
+            changed = Changed::Anything;
+        }
+        if changed == Changed::Anything {
+            self.due = Instant::now() + AT_LEAST;
+        }
+        changed
     }
 }
 
@@ -84,54 +110,78 @@ impl Watch {
         }
     }
 
-    fn wait(&self) {
-        let mut writing = HashSet::new();
+    /// Waits for a change, until `due` at most.
+    fn wait(&self, due: Instant) -> Changed {
+        let mut seen = Seen::default();
         let first = loop {
-            match self.events.recv_timeout(AT_LEAST) {
+            match self.events.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(event) => {
-                    if matters(event, &mut writing) {
+                    if seen.take(event) {
                         break Instant::now();
                     }
                 }
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Changed::Anything,
             }
         };
         // A file that is being written may be empty at this moment: its services would be gone.
         loop {
             let left = AT_MOST.saturating_sub(first.elapsed());
-            let patience = if writing.is_empty() { QUIET.min(left) } else { left };
+            let patience = if seen.writing.is_empty() { QUIET.min(left) } else { left };
             match self.events.recv_timeout(patience) {
                 Ok(event) => {
-                    matters(event, &mut writing);
+                    seen.take(event);
                 }
-                Err(_) => return,
+                Err(_) => return seen.changed(),
             }
             if left.is_zero() {
-                return;
+                return seen.changed();
             }
         }
     }
 }
 
-/// Whether an event may mean another content, and which files are being written after it.
-fn matters(event: notify::Result<Event>, writing: &mut HashSet<PathBuf>) -> bool {
-    let Ok(event) = event else {
-        return true;
-    };
-    match event.kind {
-        EventKind::Modify(ModifyKind::Data(_)) => writing.extend(event.paths),
-        EventKind::Access(AccessKind::Close(AccessMode::Write))
-        | EventKind::Remove(_)
-        | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
-            for path in &event.paths {
-                writing.remove(path);
+/// What events have said since the last look.
+#[derive(Default)]
+struct Seen {
+    changed: BTreeSet<PathBuf>,
+    /// Events were lost, or one named no file.
+    anything: bool,
+    /// Files that are not closed yet.
+    writing: HashSet<PathBuf>,
+}
+
+impl Seen {
+    /// Takes an event, and says whether it may mean another content.
+    fn take(&mut self, event: notify::Result<Event>) -> bool {
+        let Ok(event) = event else {
+            self.anything = true;
+            return true;
+        };
+        match event.kind {
+            EventKind::Modify(ModifyKind::Data(_)) => self.writing.extend(event.paths.iter().cloned()),
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Remove(_)
+            | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+                for path in &event.paths {
+                    self.writing.remove(path);
+                }
             }
+            // Our own reading.
+            EventKind::Access(_) => return false,
+            _ => {}
         }
-        // Our own reading.
-        EventKind::Access(_) => return false,
-        _ => {}
+        self.anything |= event.need_rescan() || event.paths.is_empty();
+        self.changed.extend(event.paths);
+        true
     }
-    true
+
+    fn changed(self) -> Changed {
+        if self.anything {
+            Changed::Anything
+        } else {
+            Changed::Files(self.changed)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -160,9 +210,8 @@ mod tests {
 
     #[test]
     fn reading_is_no_change() {
-        let mut writing = HashSet::new();
         let open = Event::new(EventKind::Access(AccessKind::Open(AccessMode::Any)));
-        assert!(!matters(Ok(open), &mut writing));
+        assert!(!Seen::default().take(Ok(open)));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! From the text of a file to objects.
 
+use std::path::Path;
+
 use serde_json::Value;
 use serde_saphyr::Spanned;
 
@@ -66,6 +68,20 @@ pub(super) struct SyntaxError(String);
 pub(super) enum Syntax {
     Yaml,
     Json,
+}
+
+impl Syntax {
+    /// How a file of this name is written; `None` where it is no manifest.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        if path.file_name()?.as_encoded_bytes().starts_with(b".") {
+            return None;
+        }
+        match path.extension()?.to_str()? {
+            "yaml" | "yml" => Some(Self::Yaml),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
 }
 
 /// The objects of a file that a service proxy on `this_node` reads. Others are ignored.

@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use super::manifest::{self, Key, Manifest, Object, Syntax, deleted};
+use super::{
+    changes::Changed,
+    manifest::{self, Key, Manifest, Object, Syntax, deleted},
+};
 use crate::{
     model::{Event, Update},
     objects::Skipped,
@@ -20,9 +23,10 @@ pub(super) struct Scanner {
     folder: PathBuf,
     this_node: String,
     files: BTreeMap<PathBuf, File>,
+    /// The files that say an object. Of two with one name the first in order of the files counts.
+    sayings: BTreeMap<Key, BTreeMap<PathBuf, Arc<Object>>>,
     /// What has been told, once there has been a first look.
     told: Option<Objects>,
-    repeated: BTreeSet<(PathBuf, Key)>,
     skipped: Skipped,
     hasher: RandomState,
 }
@@ -34,6 +38,8 @@ type Objects = BTreeMap<Key, Arc<Object>>;
 struct File {
     /// Of the last content, good or bad, so that nothing is read or complained of twice.
     digest: Option<u64>,
+    /// Whether the content is elsewhere, where nothing says that it changes.
+    linked: bool,
     objects: Vec<(Key, Arc<Object>)>,
 }
 
@@ -43,34 +49,115 @@ impl Scanner {
             folder,
             this_node: this_node.to_owned(),
             files: BTreeMap::new(),
+            sayings: BTreeMap::new(),
             told: None,
-            repeated: BTreeSet::new(),
             skipped,
             hasher: RandomState::new(),
         }
     }
 
-    /// Looks at the folder. The first time, the batch is a complete list of each kind.
-    pub(super) fn scan(&mut self) -> io::Result<Vec<Event>> {
-        let paths = manifests_in(&self.folder)?;
-        let mut files = std::mem::take(&mut self.files);
-        for (path, syntax) in paths {
-            let before = files.remove(&path).unwrap_or_default();
-            if let Some(file) = self.read(&path, syntax, before) {
-                self.files.insert(path, file);
+    /// Looks at what has changed. The first time, the batch is a complete list of each kind.
+    pub(super) fn scan(&mut self, changed: &Changed) -> io::Result<Vec<Event>> {
+        let mut paths: BTreeSet<PathBuf> = match changed {
+            Changed::Anything => {
+                let there = names_in(&self.folder)?;
+                self.files.keys().cloned().chain(there).collect()
+            }
+            Changed::Files(files) => files.clone(),
+        };
+        if paths.iter().any(|path| Syntax::of(path).is_none()) {
+            // What is no manifest may be where the links among them lead.
+            let linked = self.files.iter().filter(|(_, file)| file.linked);
+            paths.extend(linked.map(|(path, _)| path.clone()));
+        }
+        let mut touched = BTreeSet::new();
+        for path in paths {
+            if let Some(syntax) = Syntax::of(&path) {
+                self.look_at(path, syntax, &mut touched);
             }
         }
-        let objects = self.merge();
-        let batch = match &self.told {
-            Some(told) => difference(told, &objects),
-            None => complete_lists(&objects),
+        Ok(self.tell(touched))
+    }
+
+    /// Reads a file, and adds to `touched` the objects of which it says something else now.
+    fn look_at(&mut self, path: PathBuf, syntax: Syntax, touched: &mut BTreeSet<Key>) {
+        let before = self.files.remove(&path).unwrap_or_default();
+        let digest = before.digest;
+        let known: BTreeSet<Key> = before.objects.iter().map(|(key, _)| key.clone()).collect();
+        let now = self.read(&path, syntax, before);
+        if now.as_ref().is_some_and(|file| file.digest == digest) {
+            self.files.extend(now.map(|file| (path, file)));
+            return;
+        }
+        for key in &known {
+            if let Entry::Occupied(mut sayings) = self.sayings.entry(key.clone()) {
+                sayings.get_mut().remove(&path);
+                if sayings.get().is_empty() {
+                    sayings.remove();
+                }
+            }
+        }
+        for (key, object) in now.iter().flat_map(|file| &file.objects) {
+            let sayings = self.sayings.entry(key.clone()).or_default();
+            let repeated = match sayings.entry(path.clone()) {
+                Entry::Vacant(entry) => {
+                    entry.insert(Arc::clone(object));
+                    !known.contains(key) && sayings.len() > 1
+                }
+                Entry::Occupied(_) => true,
+            };
+            if repeated {
+                let (kind, name) = key;
+                let path = path.display();
+                tracing::warn!("{path}: {kind} {name} is there twice, the first in order of the files is used");
+            }
+            touched.insert(key.clone());
+        }
+        touched.extend(known);
+        self.files.extend(now.map(|file| (path, file)));
+    }
+
+    /// What is to be said of objects that some file says something else of.
+    fn tell(&mut self, touched: BTreeSet<Key>) -> Vec<Event> {
+        let now = |key: &Key| {
+            let sayings = self.sayings.get(key)?;
+            sayings.values().next().cloned()
         };
-        self.told = Some(objects);
-        Ok(batch)
+        let Some(told) = &mut self.told else {
+            let objects = touched
+                .into_iter()
+                .filter_map(|key| now(&key).map(|object| (key, object)));
+            let objects = objects.collect();
+            let lists = complete_lists(&objects);
+            self.told = Some(objects);
+            return lists;
+        };
+        let mut gone = Vec::new();
+        let mut new = Vec::new();
+        for key in touched {
+            match now(&key) {
+                Some(object) if told.get(&key) == Some(&object) => {}
+                Some(object) => {
+                    told.insert(key, Arc::clone(&object));
+                    new.push(Object::clone(&object).applied());
+                }
+                None => {
+                    if told.remove(&key).is_some() {
+                        gone.push(deleted(key));
+                    }
+                }
+            }
+        }
+        gone.extend(new);
+        gone
     }
 
     /// The file as it is now, or as it was where it makes no sense now; `None` where it is gone.
     fn read(&self, path: &Path, syntax: Syntax, before: File) -> Option<File> {
+        // Through links: a mounted ConfigMap is made of them. A pipe would be waited for.
+        if !path.is_file() {
+            return None;
+        }
         let content = match fs::read(path) {
             Ok(content) => content,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -80,8 +167,9 @@ impl Scanner {
             }
         };
         let digest = Some(self.hasher.hash_one(&content));
+        let linked = path.is_symlink();
         if digest == before.digest {
-            return Some(before);
+            return Some(File { linked, ..before });
         }
         let parsed = match std::str::from_utf8(&content) {
             Ok(text) => manifest::parse(text, syntax, &self.this_node).map_err(|error| error.to_string()),
@@ -94,7 +182,11 @@ impl Scanner {
                 before.objects
             }
         };
-        Some(File { digest, objects })
+        Some(File {
+            digest,
+            linked,
+            objects,
+        })
     }
 
     fn complain(&self, path: &Path, error: &dyn std::fmt::Display) {
@@ -121,50 +213,10 @@ impl Scanner {
         }
         objects
     }
-
-    /// The objects of all files. Of two with one name the first in order of the files counts.
-    fn merge(&mut self) -> Objects {
-        let mut objects = Objects::new();
-        let mut repeated = BTreeSet::new();
-        for (path, file) in &self.files {
-            for (key, object) in &file.objects {
-                match objects.entry(key.clone()) {
-                    Entry::Vacant(entry) => {
-                        entry.insert(Arc::clone(object));
-                    }
-                    Entry::Occupied(_) => {
-                        repeated.insert((path.clone(), key.clone()));
-                    }
-                }
-            }
-        }
-        for (path, (kind, name)) in repeated.difference(&self.repeated) {
-            let path = path.display();
-            tracing::warn!("{path}: {kind} {name} is there already, this one is not used");
-        }
-        self.repeated = repeated;
-        objects
-    }
 }
 
-fn manifests_in(folder: &Path) -> io::Result<Vec<(PathBuf, Syntax)>> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let hidden = path
-            .file_name()
-            .is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        let syntax = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("yaml" | "yml") => Syntax::Yaml,
-            Some("json") => Syntax::Json,
-            _ => continue,
-        };
-        // Through links: a mounted ConfigMap is made of them.
-        if !hidden && path.is_file() {
-            paths.push((path, syntax));
-        }
-    }
-    Ok(paths)
+fn names_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect()
 }
 
 fn complete_lists(objects: &Objects) -> Vec<Event> {
@@ -203,16 +255,10 @@ fn complete_lists(objects: &Objects) -> Vec<Event> {
     ]
 }
 
-fn difference(before: &Objects, after: &Objects) -> Vec<Event> {
-    let gone = before.keys().filter(|key| !after.contains_key(*key));
-    let gone = gone.cloned().map(deleted);
-    let new = after.iter().filter(|(key, object)| before.get(*key) != Some(*object));
-    gone.chain(new.map(|(_, object)| Object::clone(object).applied()))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     struct Folder {
@@ -232,7 +278,16 @@ mod tests {
         }
 
         fn scan(&mut self) -> Vec<String> {
-            let events = self.scanner.scan().unwrap().into_iter();
+            self.told_of(&Changed::Anything)
+        }
+
+        fn look_at(&mut self, name: &str) -> Vec<String> {
+            let path = self.folder.path().join(name);
+            self.told_of(&Changed::Files([path].into()))
+        }
+
+        fn told_of(&mut self, changed: &Changed) -> Vec<String> {
+            let events = self.scanner.scan(changed).unwrap().into_iter();
             events.filter_map(describe).collect()
         }
     }
@@ -323,13 +378,40 @@ mod tests {
     }
 
     #[test]
+    fn only_what_has_changed_is_looked_at() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &service("a", "80"));
+        folder.write("b.yaml", &service("b", "80"));
+        folder.scan();
+        folder.write("a.yaml", &service("a", "81"));
+        folder.write("b.yaml", &service("b", "81"));
+        assert_eq!(folder.look_at("b.yaml"), ["+ default/b 81"]);
+        fs::remove_file(folder.folder.path().join("b.yaml")).unwrap();
+        assert_eq!(folder.look_at("b.yaml"), ["- default/b"]);
+        assert_eq!(folder.look_at("c.yaml"), [""; 0]);
+        assert_eq!(folder.scan(), ["+ default/a 81"]);
+    }
+
+    #[test]
+    fn links_are_looked_at_whenever_something_else_has_changed() {
+        let mut folder = Folder::new();
+        folder.write("a.yaml", &service("a", "80"));
+        folder.write("..data", &service("b", "80"));
+        symlink("..data", folder.folder.path().join("b.yaml")).unwrap();
+        folder.scan();
+        folder.write("a.yaml", &service("a", "81"));
+        folder.write("..data", &service("b", "81"));
+        assert_eq!(folder.look_at("..data"), ["+ default/b 81"]);
+    }
+
+    #[test]
     fn a_folder_that_vanishes_is_an_error_and_no_change() {
         let mut folder = Folder::new();
         folder.write("a.yaml", &service("a", "80"));
         folder.scan();
         let elsewhere = folder.folder.path().with_extension("elsewhere");
         fs::rename(folder.folder.path(), &elsewhere).unwrap();
-        assert!(folder.scanner.scan().is_err());
+        assert!(folder.scanner.scan(&Changed::Anything).is_err());
         fs::rename(elsewhere, folder.folder.path()).unwrap();
         assert_eq!(folder.scan(), [""; 0]);
     }
