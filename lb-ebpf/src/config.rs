@@ -43,7 +43,7 @@ pub(crate) fn masquerade_mark() -> u32 {
     MASQUERADE_MARK.load()
 }
 
-/// Whether programs masquerade what has it. Else the kernel does.
+/// Whether programs begin to masquerade what has it. Else the kernel does, and they go on with what they have begun.
 #[inline(always)]
 pub(crate) fn masquerades() -> bool {
     MASQUERADES.load() != 0

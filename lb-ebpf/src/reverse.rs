@@ -102,7 +102,8 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
 
 #[inline(always)]
 fn of_no_flow(packet: &Packet, asked: u32) -> i32 {
-    if asked != 0 {
+    // Where the kernel masquerades, it has done so before this hook.
+    if (asked != 0) & config::masquerades() {
         return step::MASQUERADE;
     }
     flow::guard(packet);
@@ -134,6 +135,5 @@ fn take_mark(skb: &SkBuff) -> u32 {
         // SAFETY: as above.
         unsafe { (*skb.skb).mark &= !mark };
     }
-    // The kernel masquerades before this hook.
-    if config::masquerades() { asked } else { 0 }
+    asked
 }

@@ -7,6 +7,7 @@
 //!
 //! Connections that the kernel translates already, for a kube-proxy before us or by our own rule of another time, would lose that
 //! with the last chain of type `nat`. Where there are any, one that does nothing goes along, until an agent starts and finds none.
+//! Our own rule of another time stays until programs that masquerade are on all links.
 //!
 //! **Where the kernel masquerades**, what the programs marked. The chain sits at the hook `postrouting`, priority `srcnat` (100),
 //! where kube-proxy, flannel and
@@ -16,7 +17,8 @@
 //! clears it afterwards; if both run, the one whose chain was registered first decides, and the
 //! outcome is a masqueraded connection either way. What differs is the range of source ports, which
 //! is why the two should not run side by side for good. Flannel's and the CNI plugins' rules match by
-//! pod addresses; a connection that has our mark gets the same source address from them. The rule
+//! pod addresses; a connection that has our mark gets the same source address from them. Of TCP, the rule is about
+//! first segments only: a connection that is under way has had its address from the programs. The rule
 //! leaves the bit set; the program on the outgoing link clears it, since a tunnel would copy it to the
 //! packet that it wraps around this one.
 
@@ -47,6 +49,8 @@ const WHAT: &str = "the rules beside the programs";
 pub struct Rules {
     /// The transaction that puts it in place of whatever there is.
     transaction: String,
+    /// The kernel masquerades only until programs do on all links.
+    is_passing: bool,
 }
 
 impl Rules {
@@ -55,12 +59,27 @@ impl Rules {
         Self::checked(masquerading(mark))
     }
 
-    /// The kernel puts together what comes in pieces, and goes on translating what it translates.
-    pub fn reassemble() -> Result<Self, NftError> {
+    /// The kernel puts together what comes in pieces, and goes on translating what it translates. If it has masqueraded
+    /// by our own rule, that goes with `mark` for a while.
+    pub fn reassemble(mark: u32) -> Result<Self, NftError> {
+        let rules = Self::without_masquerading()?;
+        let masquerades = list(TABLE, Detail::Everything)?.is_some_and(|table| table.contains(MASQUERADES));
+        if !masquerades {
+            return Ok(rules);
+        }
+        Ok(Self {
+            is_passing: true,
+            ..Self::checked(masquerading(mark))?
+        })
+    }
+
+    fn without_masquerading() -> Result<Self, NftError> {
         let others = match conntrack::has_translated() {
             Ok(false) => "",
             Ok(true) => {
-                info!("the kernel goes on tracking connections: it translates some, by rules that are not ours");
+                info!(
+                    "the kernel goes on tracking connections: it translates some, by rules that are not of this agent"
+                );
                 TRANSLATES_ON
             }
             Err(error) => {
@@ -77,7 +96,10 @@ impl Rules {
 
     fn checked(transaction: String) -> Result<Self, NftError> {
         program::check(WHAT, &transaction)?;
-        Ok(Self { transaction })
+        Ok(Self {
+            transaction,
+            is_passing: false,
+        })
     }
 
     /// Replaces the table in one transaction. Returns it in the words of `nft`, which are not ours.
@@ -95,18 +117,30 @@ impl Rules {
         warn!("somebody {what} the nftables table {TABLE}, without which clients get no answer: put back");
         Ok(())
     }
+
+    /// Looks after the table once more; `applied` is how it was left.
+    fn look_after(&mut self, applied: &mut Option<String>) -> Result<(), NftError> {
+        if !self.is_passing {
+            return self.restore(applied);
+        }
+        let rules = Self::without_masquerading()?;
+        *applied = rules.apply()?;
+        *self = rules;
+        Ok(())
+    }
 }
 
 /// Puts the rules in place of whatever the table holds, and sees to it that they stay, from a
 /// thread that ends with the process.
-pub fn keep(rules: Rules) -> Result<(), NftError> {
+pub fn keep(mut rules: Rules) -> Result<(), NftError> {
     let mut applied = rules.apply()?;
     thread::Builder::new()
         .name("nft".to_owned())
         .spawn(move || {
             loop {
+                // The programs are on all links before that.
                 thread::sleep(CHECK);
-                if let Err(error) = rules.restore(&mut applied) {
+                if let Err(error) = rules.look_after(&mut applied) {
                     warn!("{WHAT} may be missing: {error}");
                 }
             }
@@ -137,6 +171,9 @@ const TRANSLATES_ON: &str = "    chain translated {
     }
 ";
 
+/// How `nft` lists, and is told, that the kernel masquerades.
+const MASQUERADES: &str = "masquerade to";
+
 /// The transaction for rules on no hook, and `others`.
 fn reassembling(rules: [&str; 2], others: &str) -> String {
     let [v4, v6] = rules;
@@ -145,17 +182,22 @@ fn reassembling(rules: [&str; 2], others: &str) -> String {
     ))
 }
 
-/// The transaction for rules that masquerade.
+/// The transaction for rules that masquerade. A connection that the kernel tracks from its middle on is nobody's new one:
+/// programs masquerade it.
 fn masquerading(mark: u32) -> String {
     let condition = format!("meta mark & {mark:#x} == {mark:#x} ");
-    let rule = |family| format!("        {}\n", masquerade(family, &condition));
+    let mut rules = String::new();
+    for family in [Family::V4, Family::V6] {
+        for begins in ["tcp flags & (syn | ack) == syn ", "meta l4proto { udp, sctp } "] {
+            let rule = masquerade(family, &format!("{begins}{condition}"));
+            rules.push_str(&format!("        {rule}\n"));
+        }
+    }
     replace(&format!(
         "    chain postrouting {{\n        \
              type nat hook postrouting priority srcnat; policy accept;\n\
-             {}{}    \
-         }}\n",
-        rule(Family::V4),
-        rule(Family::V6),
+             {rules}    \
+         }}\n"
     ))
 }
 
@@ -184,8 +226,10 @@ delete table inet lb-agent
 table inet lb-agent {
     chain postrouting {
         type nat hook postrouting priority srcnat; policy accept;
-        meta nfproto ipv4 meta l4proto { tcp, udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
-        meta nfproto ipv6 meta l4proto { tcp, udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
+        meta nfproto ipv4 tcp flags & (syn | ack) == syn meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
+        meta nfproto ipv4 meta l4proto { udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
+        meta nfproto ipv6 tcp flags & (syn | ack) == syn meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
+        meta nfproto ipv6 meta l4proto { udp, sctp } meta mark & 0x4000 == 0x4000 masquerade to :10000-29999 fully-random
     }
 }
 "

@@ -399,7 +399,7 @@ impl Plane for EbpfPlane {
 fn rules(masquerading: Masquerading, mark: u32) -> Result<nft::Rules, nft::NftError> {
     match masquerading {
         Masquerading::ByKernel => nft::Rules::masquerade(mark),
-        Masquerading::ByPrograms => nft::Rules::reassemble(),
+        Masquerading::ByPrograms => nft::Rules::reassemble(mark),
     }
 }
 

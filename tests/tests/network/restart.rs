@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aya::programs::links::{FdLink, PinnedLink};
 use lb_tests::agent::{Agent, Maps, Options};
@@ -13,11 +13,12 @@ use lb_tests::kernel::Feature;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node, Pod};
 use lb_tests::owner::Folder;
+use lb_tests::patience::patient;
 use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 
 use crate::fixture::{
-    BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, frontends, host_that_is_served, names,
+    BOTH, SOON, World, answerers, becomes_answered_by, cluster_ips, frontends, host_that_is_served, names, run,
 };
 
 struct Running {
@@ -113,6 +114,35 @@ fn connections_outlive_an_agent_that_is_stopped() {
     running.new_ones_are_answered();
     running.world.start_agent(1);
     Running::still_answer("after the restart", &mut connections);
+}
+
+/// Each flow keeps the one who masquerades it, whoever does that for new ones.
+#[test]
+fn connections_outlive_a_change_of_who_masquerades() {
+    if other_than(Plane::Ebpf, "it always has the kernel masquerade") {
+        return;
+    }
+    let mut running = running();
+    let mut by_programs = running.connections();
+    running.agent().stop().unwrap();
+    running.world.start_agent_with(1, &["--snat", "kernel"]);
+    Running::still_answer("once the kernel masquerades", &mut by_programs);
+    running.new_ones_are_answered();
+    let mut by_kernel = running.connections();
+
+    running.agent().stop().unwrap();
+    running.world.start_agent(1);
+    let mut again_by_programs = running.connections();
+    let until = Instant::now() + patient(Duration::from_secs(60));
+    while run(running.world.node1(), "nft list table inet lb-agent").contains("masquerade") {
+        assert!(Instant::now() < until, "the kernel still masquerades");
+        Running::still_answer("while both masquerade", &mut by_kernel);
+        thread::sleep(Duration::from_millis(500));
+    }
+    for connections in [&mut by_programs, &mut by_kernel, &mut again_by_programs] {
+        Running::still_answer("once programs masquerade again", connections);
+    }
+    running.new_ones_are_answered();
 }
 
 #[test]

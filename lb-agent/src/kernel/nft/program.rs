@@ -156,14 +156,14 @@ pub(crate) fn damage(applied: Option<&str>, found: Option<&str>) -> Option<&'sta
 }
 
 /// The rule that gives packets of a family the node's address, at the hook `postrouting` of a chain of type `nat`.
-/// `condition` is empty or ends with a space.
+/// `condition` ends with a space, and lets through what has ports alone.
 pub(crate) fn masquerade(family: Family, condition: &str) -> String {
     let family = match family {
         Family::V4 => "ipv4",
         Family::V6 => "ipv6",
     };
     format!(
-        "meta nfproto {family} meta l4proto {{ tcp, udp, sctp }} {condition}\
+        "meta nfproto {family} {condition}\
          masquerade to :{FIRST_SNAT_PORT}-{LAST_SNAT_PORT} fully-random"
     )
 }

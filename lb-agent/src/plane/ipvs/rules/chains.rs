@@ -317,6 +317,9 @@ fn masquerade(settings: Settings, family: Family) -> Vec<Chain> {
                 ),
             ],
         ),
-        chain(format!("as_node_{v}"), vec![program::masquerade(family, "")]),
+        chain(
+            format!("as_node_{v}"),
+            vec![program::masquerade(family, "meta l4proto { tcp, udp, sctp } ")],
+        ),
     ]
 }
