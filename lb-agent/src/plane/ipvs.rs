@@ -276,6 +276,9 @@ impl Plane for IpvsPlane {
         if self.take_over && DummyLink::remove(dummy::KUBE_PROXYS).context("the link of kube-proxy")? {
             info!("{} of kube-proxy is taken over and gone", dummy::KUBE_PROXYS);
         }
+        // Everything has just been looked at, and it may have taken long.
+        self.last_drain = Instant::now();
+        self.last_verify = self.last_drain;
         Ok(outcome)
     }
 

@@ -2,11 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    fs,
+    fs::{self, Metadata},
     hash::{BuildHasher, RandomState},
-    io,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use super::{
@@ -36,8 +38,10 @@ type Objects = BTreeMap<Key, Arc<Object>>;
 /// The last good content of a file.
 #[derive(Default)]
 struct File {
-    /// Of the last content, good or bad, so that nothing is read or complained of twice.
+    /// Of the last content, good or bad, so that nothing is complained of twice.
     digest: Option<u64>,
+    /// Of the file that had it, unless it might have changed since without a trace.
+    stamp: Option<Stamp>,
     /// Whether the content is elsewhere, where nothing says that it changes.
     linked: bool,
     objects: Vec<(Key, Arc<Object>)>,
@@ -158,8 +162,10 @@ impl Scanner {
         if !path.is_file() {
             return None;
         }
-        let content = match fs::read(path) {
-            Ok(content) => content,
+        let linked = path.is_symlink();
+        let (stamp, content) = match read_if_other(path, before.stamp) {
+            Ok(Some(read)) => read,
+            Ok(None) => return Some(File { linked, ..before }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
                 self.complain(path, &error);
@@ -167,9 +173,12 @@ impl Scanner {
             }
         };
         let digest = Some(self.hasher.hash_one(&content));
-        let linked = path.is_symlink();
         if digest == before.digest {
-            return Some(File { linked, ..before });
+            return Some(File {
+                linked,
+                stamp,
+                ..before
+            });
         }
         let parsed = match std::str::from_utf8(&content) {
             Ok(text) => manifest::parse(text, syntax, &self.this_node).map_err(|error| error.to_string()),
@@ -184,6 +193,7 @@ impl Scanner {
         };
         Some(File {
             digest,
+            stamp,
             linked,
             objects,
         })
@@ -213,6 +223,46 @@ impl Scanner {
         }
         objects
     }
+}
+
+/// What tells a file from another one of the same name, or from what it was before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Stamp {
+    inode: (u64, u64),
+    length: u64,
+    /// When content or owner changed last, in seconds and nanoseconds.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    /// `None` where the file has just changed: it might do so once more within one tick of its clock.
+    fn settled(metadata: &Metadata) -> Option<Self> {
+        let changed = Duration::from_secs(metadata.ctime().try_into().ok()?);
+        let age = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH + changed)
+            .ok()?;
+        (age > TICK).then(|| Self {
+            inode: (metadata.dev(), metadata.ino()),
+            length: metadata.len(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
+    }
+}
+
+/// More than any file system's clock takes from one time to the next.
+const TICK: Duration = Duration::from_secs(3);
+
+/// The content of a file, unless it is what it was when it had this stamp. It is opened for that: a network file system
+/// asks its server then.
+fn read_if_other(path: &Path, before: Option<Stamp>) -> io::Result<Option<(Option<Stamp>, Vec<u8>)>> {
+    let mut file = fs::File::open(path)?;
+    let stamp = Stamp::settled(&file.metadata()?);
+    if stamp.is_some() && stamp == before {
+        return Ok(None);
+    }
+    let mut content = Vec::new();
+    file.read_to_end(&mut content)?;
+    Ok(Some((stamp, content)))
 }
 
 fn names_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -390,6 +440,23 @@ mod tests {
         assert_eq!(folder.look_at("b.yaml"), ["- default/b"]);
         assert_eq!(folder.look_at("c.yaml"), [""; 0]);
         assert_eq!(folder.scan(), ["+ default/a 81"]);
+    }
+
+    #[test]
+    fn a_file_that_has_long_been_as_it_is_is_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.yaml");
+        fs::write(&path, "a").unwrap();
+        let (stamp, _) = read_if_other(&path, None).unwrap().unwrap();
+        assert_eq!(stamp, None, "it could change again within a tick");
+
+        // One that was there before the test was built.
+        let settled = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let (stamp, _) = read_if_other(settled, None).unwrap().unwrap();
+        let stamp = stamp.unwrap();
+        assert!(read_if_other(settled, Some(stamp)).unwrap().is_none());
+        let other = Stamp { length: 0, ..stamp };
+        assert!(read_if_other(settled, Some(other)).unwrap().is_some());
     }
 
     #[test]
