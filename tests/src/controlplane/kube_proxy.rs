@@ -124,6 +124,21 @@ pub struct KubeProxyOptions {
     pub node_port_addresses: Vec<String>,
 }
 
+impl KubeProxyOptions {
+    /// In this mode, with the tools of the system, pods being those at addresses of the node's own network.
+    pub fn in_mode(mode: Mode) -> Self {
+        Self {
+            mode,
+            tools: IptablesTools::OfTheSystem,
+            detect_local_mode: "NodeCIDR".to_owned(),
+            cluster_cidr: String::new(),
+            bridge_interface: String::new(),
+            interface_name_prefix: String::new(),
+            node_port_addresses: Vec::new(),
+        }
+    }
+}
+
 /// A running kube-proxy. Dropping it ends it; its rules stay until its namespace goes.
 #[derive(Debug)]
 pub struct KubeProxy {

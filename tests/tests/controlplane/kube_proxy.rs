@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lb_agent::config::{Given, kube_proxy::TABLE};
 use lb_tests::agent::{self, Agent, Options};
-use lb_tests::controlplane::{ControlPlane, IptablesTools, KubeProxy, KubeProxyOptions, Mode, kube_proxy_output};
+use lb_tests::controlplane::{ControlPlane, KubeProxy, KubeProxyOptions, Mode, kube_proxy_output};
 use lb_tests::interrupt::eventually;
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{Attachment, Network, Node};
@@ -33,18 +33,6 @@ COMMIT
 -A PREROUTING -j CNI-HOSTPORT-DNAT
 COMMIT
 ";
-
-fn options(mode: Mode) -> KubeProxyOptions {
-    KubeProxyOptions {
-        mode,
-        tools: IptablesTools::OfTheSystem,
-        detect_local_mode: "NodeCIDR".to_owned(),
-        cluster_cidr: String::new(),
-        bridge_interface: String::new(),
-        interface_name_prefix: String::new(),
-        node_port_addresses: Vec::new(),
-    }
-}
 
 /// A network with an API server, the objects of its nodes, and a Service with an endpoint.
 fn cluster() -> (Network, Source) {
@@ -140,7 +128,7 @@ fn nothing_is_left_but_what_others_wrote(mode: Mode) {
     let (chains_before, tables_before) = (chains(node), tables(node));
     assert!(chains_before.iter().any(|line| line.contains("KUBE-ROUTER-INPUT")));
 
-    let proxy = KubeProxy::start(node, api(&source), &options(mode)).unwrap();
+    let proxy = KubeProxy::start(node, api(&source), &KubeProxyOptions::in_mode(mode)).unwrap();
     assert_ne!(
         (chains(node), tables(node)),
         (chains_before.clone(), tables_before.clone())
@@ -193,7 +181,7 @@ fn a_kube_proxy_beside_the_agent_is_told_in_the_log_and_on_the_node() {
             .to_vec(),
         ..Options::default()
     };
-    let proxy = KubeProxy::start(node, api(&source), &options(Mode::Nftables)).unwrap();
+    let proxy = KubeProxy::start(node, api(&source), &KubeProxyOptions::in_mode(Mode::Nftables)).unwrap();
     let mut agent = Agent::start(node, &source, &options_of_agent).unwrap();
     let told = agent.wait_for_log(SOON, "kube-proxy runs on this node").unwrap();
     assert!(told.contains(&format!("process {}", proxy.pid())), "{told}");

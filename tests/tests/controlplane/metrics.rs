@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lb_agent::metrics::{Kind, descriptions};
 use lb_tests::agent::{Agent, Options};
-use lb_tests::controlplane::{ControlPlane, IptablesTools, KubeProxy, KubeProxyOptions, Mode};
+use lb_tests::controlplane::{ControlPlane, KubeProxy, KubeProxyOptions, Mode};
 use lb_tests::exposition::Exposition;
 use lb_tests::http;
 use lb_tests::interrupt::eventually;
@@ -99,15 +99,7 @@ fn what_has_kube_proxys_name_is_what_kube_proxy_tells() {
         .kubectl(&["patch", "service", "elsewhere", "--type=merge", "-p", local])
         .unwrap();
 
-    let options = KubeProxyOptions {
-        mode: Mode::Nftables,
-        detect_local_mode: "NodeCIDR".to_owned(),
-        cluster_cidr: String::new(),
-        bridge_interface: String::new(),
-        interface_name_prefix: String::new(),
-        node_port_addresses: Vec::new(),
-        tools: IptablesTools::OfTheSystem,
-    };
+    let options = KubeProxyOptions::in_mode(Mode::Nftables);
     let proxy = KubeProxy::start(node, api(&source), &options).unwrap();
     let theirs = observed(node, api(&source), false, || proxy.metrics(node).unwrap());
     drop(proxy);
@@ -164,15 +156,7 @@ fn an_api_server_that_is_reached_through_a_service_of_the_agents_is_refused_whil
     let source = Source::api_server(&network).unwrap();
     let node = network.node1();
     source.apply(&[Manifest::new(&manifests::node(node)).unwrap()]).unwrap();
-    let options = KubeProxyOptions {
-        mode: Mode::Nftables,
-        detect_local_mode: "NodeCIDR".to_owned(),
-        cluster_cidr: String::new(),
-        bridge_interface: String::new(),
-        interface_name_prefix: String::new(),
-        node_port_addresses: Vec::new(),
-        tools: IptablesTools::OfTheSystem,
-    };
+    let options = KubeProxyOptions::in_mode(Mode::Nftables);
     // Somebody serves the Service that leads to the API server, or nobody would hear of it.
     let _proxy = KubeProxy::start(node, api(&source), &options).unwrap();
     let by_service = [

@@ -40,13 +40,10 @@ impl Proxy {
         let running = match target.kube_proxy() {
             Some((mode, tools)) => {
                 let options = KubeProxyOptions {
-                    mode,
                     tools,
                     detect_local_mode: "ClusterCIDR".to_owned(),
                     cluster_cidr: CLUSTER_CIDRS.to_owned(),
-                    bridge_interface: String::new(),
-                    interface_name_prefix: String::new(),
-                    node_port_addresses: Vec::new(),
+                    ..KubeProxyOptions::in_mode(mode)
                 };
                 Running::KubeProxy(KubeProxy::spawn(node, cluster.plane(), &options)?)
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use lb_tests::agent::{self, Agent, Maps, Options};
-use lb_tests::controlplane::{ControlPlane, IptablesTools, KubeProxy, KubeProxyOptions, Mode};
+use lb_tests::controlplane::{ControlPlane, KubeProxy, KubeProxyOptions, Mode};
 use lb_tests::interrupt;
 use lb_tests::source::Source;
 use lb_tests::stage::Stage;
@@ -24,7 +24,7 @@ pub(crate) const THROUGH_AGENT: &str = "opened through lb-agent";
 pub(crate) fn play(mode: Mode, stage: &Stage, traffic: &mut Traffic, args: &Args, pause: Duration) -> Result<Timeline> {
     let node = stage.network().node1();
     let cluster = cluster(stage)?;
-    let options = of_kube_proxy(mode);
+    let options = KubeProxyOptions::in_mode(mode);
     let step = Step::start(format!("kube-proxy in {} mode", mode.word()));
     let mut kube_proxy = Some(KubeProxy::start(node, cluster, &options)?);
     step.done();
@@ -79,18 +79,6 @@ fn of_agent() -> Options {
             .map(Into::into)
             .into(),
         ..Options::default()
-    }
-}
-
-fn of_kube_proxy(mode: Mode) -> KubeProxyOptions {
-    KubeProxyOptions {
-        mode,
-        tools: IptablesTools::OfTheSystem,
-        detect_local_mode: "NodeCIDR".to_owned(),
-        cluster_cidr: String::new(),
-        bridge_interface: String::new(),
-        interface_name_prefix: String::new(),
-        node_port_addresses: Vec::new(),
     }
 }
 
