@@ -26,7 +26,7 @@ pub use self::{
     given::Given,
     resolved::{Config, DEFAULT_BPFFS, DEFAULT_RUN_DIR, IpvsSettings, Source},
     settings::Settings,
-    values::{InvalidMark, LogFormat, LogLevel, Mark, Snat, SocketLb},
+    values::{Algorithm, InvalidMark, InvalidTableSize, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
 };
 
 /// The port of `/healthz` that load balancers expect.

@@ -185,6 +185,43 @@ pub struct AllowedSources {
     pub node: bool,
 }
 
+/// How many flows an endpoint gets beside others: twice the weight, twice as many.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Weight(u16);
+
+impl Weight {
+    /// Of who does not say.
+    pub const ONE: Self = Self(1);
+    /// The greatest.
+    pub const MAX: u16 = 100;
+
+    /// From a number; `None` where it is none of 1 to [`Self::MAX`].
+    #[must_use]
+    pub const fn new(weight: u16) -> Option<Self> {
+        if 1 <= weight && weight <= Self::MAX {
+            Some(Self(weight))
+        } else {
+            None
+        }
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+/// How new flows are spread over endpoints.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub enum Distribution {
+    /// By chance.
+    #[default]
+    Random,
+    /// By a hash of both ends, the same on every node (Maglev): a flow that nobody remembers goes on to its endpoint.
+    Maglev,
+}
+
 /// One endpoint of a service port. One in neither set takes no new flow, but keeps its TCP flows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Endpoint {
@@ -194,6 +231,8 @@ pub struct Endpoint {
     pub cluster: bool,
     /// Member of the local set.
     pub local: bool,
+    /// Beside the others of a set.
+    pub weight: Weight,
 }
 
 /// A service port as it is to be served on this node.
@@ -208,6 +247,8 @@ pub struct ServicePort {
     pub affinity: Option<NonZeroU32>,
     /// For the frontends that are [`Route::restricted`].
     pub allowed_sources: AllowedSources,
+    /// How new flows are spread.
+    pub distribution: Distribution,
 }
 
 /// Who serves a ClusterIP.

@@ -9,6 +9,7 @@
 //! the client.
 
 use crate::{
+    hash::Hash,
     layout::map_type,
     net::{Address, Port},
 };
@@ -51,6 +52,27 @@ impl FlowKey {
             direction,
             pad: 0,
         }
+    }
+
+    /// A number for the packets from one end to another, on whichever node they come. It must never change, or flows would
+    /// change their backends.
+    #[inline(always)]
+    #[must_use]
+    pub const fn hash(&self) -> u32 {
+        let (from, to) = (&self.source.words, &self.destination.words);
+        let ports = (self.source_port.get() as u32) << 16 | self.destination_port.get() as u32;
+        Hash::new(0)
+            .word(u32::from_be(from[0]))
+            .word(u32::from_be(from[1]))
+            .word(u32::from_be(from[2]))
+            .word(u32::from_be(from[3]))
+            .word(u32::from_be(to[0]))
+            .word(u32::from_be(to[1]))
+            .word(u32::from_be(to[2]))
+            .word(u32::from_be(to[3]))
+            .word(ports)
+            .word(self.protocol as u32)
+            .finish()
     }
 }
 
@@ -115,3 +137,21 @@ pub const GUARD: u8 = 1 << 2;
 /// A row between the node and a backend. Reverse: what has the mark goes out with `address` and `port`, the node's, as its
 /// source. Forward: the answer goes on to `address` and `port`, the client's.
 pub const MASQUERADED: u8 = 1 << 3;
+
+#[cfg(test)]
+mod tests {
+    use core::net::IpAddr;
+
+    use super::*;
+    use crate::net::{TCP, UDP};
+
+    /// Computed by another program, in another language.
+    #[test]
+    fn the_hash_of_a_flow_is_the_same_in_every_version() {
+        let end = |ip: &str, port| (Address::from(ip.parse::<IpAddr>().unwrap()), Port::new(port));
+        let v4 = FlowKey::new(FORWARD, TCP, end("198.51.100.7", 40_000), end("192.0.2.1", 80));
+        assert_eq!(v4.hash(), 0x8327_6e43);
+        let v6 = FlowKey::new(FORWARD, UDP, end("2001:db8::7", 40_000), end("2001:db8:1::1", 53));
+        assert_eq!(v6.hash(), 0xc78f_e743);
+    }
+}

@@ -16,6 +16,7 @@ pub mod counter;
 pub mod event;
 pub mod flow;
 pub mod fragment;
+pub mod hash;
 pub mod maps;
 pub mod net;
 pub mod prefix;

@@ -88,7 +88,7 @@ pub struct ServiceValue {
     pub near: Range,
     /// For everybody else.
     pub far: Range,
-    /// `MASQUERADE_ALL`, `NEAR_IS_LOCAL`, `FAR_IS_LOCAL`, `RESTRICTED`, `NODE_IS_REFUSED`.
+    /// `MASQUERADE_ALL`, `NEAR_IS_LOCAL`, `FAR_IS_LOCAL`, `RESTRICTED`, `NODE_IS_REFUSED`, `HASHED`.
     pub flags: u32,
     /// Seconds for which a client gets the same backend again after it has begun a flow; 0: never.
     pub affinity: u32,
@@ -107,6 +107,8 @@ pub const FAR_IS_LOCAL: u32 = 1 << 2;
 pub const RESTRICTED: u32 = 1 << 3;
 /// With `RESTRICTED`: the node's own processes are not among them.
 pub const NODE_IS_REFUSED: u32 = 1 << 4;
+/// The slots are a table of Maglev's: which one a flow takes is not drawn but [hashed](crate::FlowKey::hash).
+pub const HASHED: u32 = 1 << 5;
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@ use lb_common::{
     backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE, MASQUERADED, REVERSE},
-    service::MASQUERADE_ALL,
+    service::{HASHED, MASQUERADE_ALL},
 };
 
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
 
 /// How often a new flow draws a slot before it takes another source port as well.
 const SLOT_ATTEMPTS: u32 = 4;
+/// The same where the slot is not drawn: another port, and the backend stays.
+const HASHED_ATTEMPTS: u32 = 1;
 /// How often it draws in all.
 pub(crate) const ATTEMPTS: u32 = 8;
 
@@ -132,10 +134,16 @@ pub(crate) fn begin(
     row: &mut FlowValue,
 ) -> Result<(), Failure> {
     let remembered = affinity::remembered(service, packet.key.source, client.set(service), now);
-    let Some(chosen) = service::choose(client.range(service), remembered, random()) else {
+    let is_hashed = service.flags & HASHED != 0;
+    let (draw, slot_attempts) = if is_hashed {
+        (packet.key.hash(), HASHED_ATTEMPTS)
+    } else {
+        (random(), SLOT_ATTEMPTS)
+    };
+    let Some(chosen) = service::choose(client.range(service), remembered, draw) else {
         return Err(Failure::NoBackend);
     };
-    let client_port = if attempt < SLOT_ATTEMPTS {
+    let client_port = if attempt < slot_attempts {
         Port::NONE
     } else {
         other_port()

@@ -6,6 +6,7 @@ use lb_common::{
     address::NODE_PORTS,
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE},
     net::SCTP,
+    service::HASHED,
 };
 
 use crate::{
@@ -243,8 +244,8 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut Flow
         Ok(service) => service,
         Err(flags) => return without_service(packet, flags),
     };
-    if packet.continues() {
-        // Not ours: the kernel may know the connection from the proxy before us.
+    if packet.continues() & (service.flags & HASHED == 0) {
+        // Not ours: the kernel may know the connection from the proxy before us. (By a hash it leads where it did.)
         count(Counter::PassedWithoutFlow as u32);
         return PASS;
     }

@@ -220,6 +220,7 @@ fn service_of(protocol: Protocol, name: &str, last_octet: u8) -> Service {
         external_traffic_policy: Default::default(),
         affinity: None,
         health_check_node_port: None,
+        distribution: None,
     }
 }
 

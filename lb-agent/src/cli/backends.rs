@@ -145,7 +145,7 @@ impl fmt::Display for Table<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desired::{Protocol, text};
+    use crate::desired::{Distribution, Protocol, text};
 
     fn frontend(address: &str, near: &[(&str, bool)], far: &[(&str, bool)]) -> Shown {
         let destination = |backends: &[(&str, bool)]| {
@@ -163,6 +163,7 @@ mod tests {
             masquerade: false,
             affinity: None,
             sources: None,
+            distribution: Distribution::Random,
         };
         Shown {
             line: Line::Frontend(line),

@@ -11,7 +11,10 @@ use super::{
     programmed,
 };
 use crate::{
-    desired::text::{Destination, FrontendLine, Line},
+    desired::{
+        Distribution,
+        text::{Destination, FrontendLine, Line},
+    },
     plane::shown::Shown,
 };
 
@@ -71,6 +74,7 @@ struct Frontend<'a> {
     affinity_seconds: Option<u32>,
     /// `None`: everybody.
     sources: Option<Sources>,
+    algorithm: &'static str,
     errors: &'a BTreeSet<String>,
 }
 
@@ -140,6 +144,10 @@ impl<'a> Frontend<'a> {
             masquerade_all: line.masquerade,
             affinity_seconds: line.affinity.map(Into::into),
             sources,
+            algorithm: match line.distribution {
+                Distribution::Random => "random",
+                Distribution::Maglev => "maglev",
+            },
             errors,
         }
     }
@@ -193,6 +201,7 @@ mod tests {
                 ranges: ["10.0.0.0/8".parse().unwrap()].into(),
                 node: true,
             }),
+            distribution: Distribution::Maglev,
         };
         let lines = [
             Line::Frontend(frontend),
@@ -215,6 +224,7 @@ mod tests {
                 "masqueradeAll": true,
                 "affinitySeconds": 60,
                 "sources": {"ranges": ["10.0.0.0/8"], "node": true},
+                "algorithm": "maglev",
                 "errors": [],
             }],
             "addresses": [{"what": "10.96.0.10", "role": "cluster-ip"}],

@@ -39,6 +39,7 @@ impl Config {
                 },
                 masquerade_mark: self.masquerade_mark,
                 sizes: self.sizes,
+                maglev_table: self.maglev_table,
                 force_clsact: false,
             },
             ipvs: IpvsOptions {

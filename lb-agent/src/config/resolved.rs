@@ -13,13 +13,17 @@ use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use super::{
     BindAddress, HEALTHZ_PORT, METRICS_PORT, Settings, detect_local,
     settings::is_blank,
-    values::{LogFormat, LogLevel, Mark, Snat, SocketLb},
+    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
 };
 use crate::{
+    desired::Distribution,
     kernel::{ipvs::Scheduler, links::PodLinks},
     model::Rules,
     objects::kube::ServerUrl,
-    plane::{choice::Wanted, ebpf::MapSizes},
+    plane::{
+        choice::Wanted,
+        ebpf::{DEFAULT_TABLE_SIZE, MapSizes},
+    },
 };
 
 /// Where objects come from.
@@ -68,6 +72,8 @@ pub struct Config {
     pub snat: Snat,
     /// Bit of the mark.
     pub masquerade_mark: u32,
+    /// Slots of a table of Maglev's.
+    pub maglev_table: u32,
     /// Sizes of the maps.
     pub sizes: MapSizes,
     /// Rules for links.
@@ -130,6 +136,10 @@ impl Config {
             masquerade_all: settings.masquerade_all.unwrap_or(false),
             serve_external_ips: settings.external_ips.unwrap_or(true),
             detect_local,
+            distribution: match settings.algorithm.unwrap_or_default() {
+                Algorithm::Random => Distribution::Random,
+                Algorithm::Maglev => Distribution::Maglev,
+            },
         };
         let sizes = MapSizes::default();
         let size = |size: Option<NonZeroU32>, default| size.map_or(default, NonZeroU32::get);
@@ -146,6 +156,7 @@ impl Config {
             socket_lb: settings.socket_lb.unwrap_or_default(),
             snat: settings.snat.unwrap_or_default(),
             masquerade_mark: settings.masquerade_mark.map_or(DEFAULT_MASQUERADE_MARK, Mark::get),
+            maglev_table: settings.maglev_table_size.map_or(DEFAULT_TABLE_SIZE, TableSize::get),
             sizes: MapSizes {
                 services: size(settings.max_services, sizes.services),
                 slots: size(settings.max_slots, sizes.slots),

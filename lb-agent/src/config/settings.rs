@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BindAddress, DetectLocalMode, HEALTHZ_PORT, METRICS_PORT,
-    values::{LogFormat, LogLevel, Mark, Snat, SocketLb},
+    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
 };
 use crate::{kernel::ipvs::Scheduler, model::NodePortAddress, objects::kube::ServerUrl, plane::choice::Wanted};
 
@@ -58,6 +58,16 @@ pub struct Settings {
     /// Who masquerades clients whose answers have to come back by this node [default: bpf]
     #[arg(long, value_name = "WHO", env = "LB_AGENT_SNAT")]
     pub snat: Option<Snat>,
+
+    /// How new flows are spread over the endpoints of a Service whose annotation `lb-agent.io/algorithm` does not say
+    /// [default: random]
+    #[arg(long, value_name = "HOW", env = "LB_AGENT_ALGORITHM")]
+    pub algorithm: Option<Algorithm>,
+
+    /// Slots of a table of Maglev's: a prime, a hundred for each endpoint. Each Service with that algorithm takes as
+    /// many of `--max-slots` for a port and family, twice where a traffic policy is Local [default: 2039]
+    #[arg(long, value_name = "PRIME", env = "LB_AGENT_MAGLEV_TABLE_SIZE")]
+    pub maglev_table_size: Option<TableSize>,
 
     /// Bit of the packet mark that asks for masquerading [default: 0x4000]
     #[arg(long, value_name = "BIT", env = "LB_AGENT_MASQUERADE_MARK")]
@@ -240,6 +250,8 @@ impl Settings {
             cgroup: self.cgroup.or(others.cgroup),
             socket_lb: self.socket_lb.or(others.socket_lb),
             snat: self.snat.or(others.snat),
+            algorithm: self.algorithm.or(others.algorithm),
+            maglev_table_size: self.maglev_table_size.or(others.maglev_table_size),
             masquerade_mark: self.masquerade_mark.or(others.masquerade_mark),
             max_services: self.max_services.or(others.max_services),
             max_slots: self.max_slots.or(others.max_slots),

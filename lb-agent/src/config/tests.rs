@@ -2,6 +2,7 @@ use clap::{Args as _, CommandFactory as _, Parser};
 
 use super::*;
 use crate::{
+    desired::Distribution,
     model::{DetectLocal, NodePortAddress, Rules},
     plane::{choice::Wanted, ebpf::MapSizes},
 };
@@ -95,6 +96,23 @@ fn a_mark_is_one_bit() {
     let file = Settings::parse("masqueradeMark: 0x8000").unwrap();
     assert_eq!(file.masquerade_mark, Some(Mark::try_from(0x8000).unwrap()));
     assert!(Settings::parse("masqueradeMark: 3").is_err());
+}
+
+#[test]
+fn a_table_of_maglevs_has_a_prime_number_of_slots() {
+    let size = |text| flags(&["--maglev-table-size", text]).map(|flags| flags.maglev_table_size.map(TableSize::get));
+    assert_eq!(size("65521").unwrap(), Some(65_521));
+    for (wrong, said) in [
+        ("2040", "2040 is not a prime; the next one is 2053"),
+        ("131070", "131070 is not a prime; the next one is 131071"),
+        ("241", "241 is not within 251 and 131071"),
+        ("131072", "131072 is not within 251 and 131071"),
+        ("many", "not a number"),
+    ] {
+        let error = size(wrong).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(Settings::parse("maglevTableSize: 2040").is_err());
 }
 
 #[test]
@@ -216,6 +234,7 @@ fn what_holds_for_every_service_is_the_default_unless_it_is_said() {
             masquerade_all: true,
             serve_external_ips: false,
             detect_local: DetectLocal::NodeCidr,
+            distribution: Distribution::Random,
         }
     );
 }

@@ -31,6 +31,81 @@ pub enum Snat {
     Kernel,
 }
 
+/// How new flows are spread over endpoints.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Algorithm {
+    /// By chance.
+    #[default]
+    Random,
+    /// By a hash of both ends, the same on every node.
+    Maglev,
+}
+
+/// How many slots a table of Maglev's has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "u32")]
+pub struct TableSize(u32);
+
+/// Why a number is no size of such a table.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum InvalidTableSize {
+    /// Not a number.
+    #[error("not a number: {0}")]
+    Number(#[from] ParseIntError),
+    /// Too small or too great.
+    #[error("{0} is not within {MIN} and {MAX}", MIN = TableSize::MIN, MAX = TableSize::MAX)]
+    Range(u32),
+    /// It has divisors.
+    #[error("{size} is not a prime; the next one is {next}")]
+    NotPrime {
+        /// What was said.
+        size: u32,
+        /// What would do.
+        next: u32,
+    },
+}
+
+impl TableSize {
+    const MIN: u32 = 251;
+    const MAX: u32 = 131_071;
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl TryFrom<u32> for TableSize {
+    type Error = InvalidTableSize;
+
+    fn try_from(size: u32) -> Result<Self, Self::Error> {
+        let is_prime = |number: u32| (2..).take_while(|d| d * d <= number).all(|d| !number.is_multiple_of(d));
+        if !(Self::MIN..=Self::MAX).contains(&size) {
+            return Err(InvalidTableSize::Range(size));
+        }
+        match (size..=Self::MAX).find(|number| is_prime(*number)) {
+            Some(next) if next != size => Err(InvalidTableSize::NotPrime { size, next }),
+            _ => Ok(Self(size)),
+        }
+    }
+}
+
+impl FromStr for TableSize {
+    type Err = InvalidTableSize;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<u32>()?.try_into()
+    }
+}
+
+impl Serialize for TableSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.0)
+    }
+}
+
 /// How much to log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]

@@ -11,8 +11,8 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::{
-    AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy,
-    ServicePort, ServicePortName, State, Target,
+    AllowedSources, Change, Distribution, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route,
+    ServedBy, ServicePort, ServicePortName, State, Target, Weight,
 };
 
 /// Source ranges of services.
@@ -47,10 +47,12 @@ fn any_cluster_ips() -> impl Strategy<Value = BTreeMap<IpAddr, ServedBy>> {
 }
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
-    (any::<bool>(), any::<bool>(), any::<bool>()).prop_map(|(on_node, cluster, local)| Endpoint {
+    let weight = (1_u16..4).prop_map(|weight| Weight::new(weight).unwrap());
+    (any::<bool>(), any::<bool>(), any::<bool>(), weight).prop_map(|(on_node, cluster, local, weight)| Endpoint {
         on_node,
         cluster,
         local: local && on_node,
+        weight,
     })
 }
 
@@ -60,12 +62,13 @@ fn any_service() -> impl Strategy<Value = ServicePort> {
     let frontends = prop::collection::btree_set(0_u16..3, 1..3);
     let sources = (prop::collection::btree_set(0_usize..SOURCES.len(), 0..3), any::<bool>());
     let affinity = prop::option::of(1_u32..3);
+    let distribution = prop::sample::select(vec![Distribution::Random, Distribution::Maglev]);
     (
         (endpoints, frontends, 0..3, any::<bool>()),
-        (any::<bool>(), sources, affinity),
+        (any::<bool>(), sources, affinity, distribution),
     )
         .prop_map(
-            |((endpoints, frontends, kind, none), (restricted, sources, affinity))| {
+            |((endpoints, frontends, kind, none), (restricted, sources, affinity, distribution))| {
                 let endpoints: BTreeMap<SocketAddr, Endpoint> = endpoints
                     .into_iter()
                     .map(|(host, endpoint)| (SocketAddr::from(([10, 0, 0, host], 80)), endpoint))
@@ -110,6 +113,7 @@ fn any_service() -> impl Strategy<Value = ServicePort> {
                         ranges: sources.0.into_iter().map(|i| SOURCES[i].parse().unwrap()).collect(),
                         node: sources.1,
                     },
+                    distribution,
                 }
             },
         )

@@ -4,7 +4,7 @@
 //! ```text
 //! 0.0.0.0:30080/TCP near=10.0.1.2:8080*,10.0.2.2:8080 far=10.0.1.2:8080* affinity=10800
 //! 10.96.0.10:80/TCP to=10.0.1.2:8080*,10.0.2.2:8080
-//! 192.0.2.1:80/TCP to=10.0.1.2:8080* masquerade sources=198.51.100.0/24,node
+//! 192.0.2.1:80/TCP to=10.0.1.2:8080* masquerade sources=198.51.100.0/24,node maglev
 //! [fd00:96::a]:53/UDP to=reject
 //! address 10.96.0.77 of-another-proxy
 //! address 172.18.0.11 node-ports
@@ -24,7 +24,9 @@ use std::{
 
 use ipnet::IpNet;
 
-use super::{AllowedSources, Endpoint, Frontend, Masquerade, Protocol, Route, ServedBy, ServicePort, State, Target};
+use super::{
+    AllowedSources, Distribution, Endpoint, Frontend, Masquerade, Protocol, Route, ServedBy, ServicePort, State, Target,
+};
 
 /// One line. Their order is that of the text.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -54,6 +56,8 @@ pub struct FrontendLine {
     pub affinity: Option<NonZeroU32>,
     /// Who may begin a flow; `None` is everybody.
     pub sources: Option<AllowedSources>,
+    /// How flows are spread.
+    pub distribution: Distribution,
 }
 
 /// Where clients go.
@@ -131,6 +135,11 @@ impl FrontendLine {
             masquerade: route.masquerade == Masquerade::Always,
             affinity: service.affinity,
             sources: route.restricted.then(|| service.allowed_sources.clone()),
+            distribution: match [route.near, route.far] {
+                // Nobody to spread them over.
+                [Target::Reject | Target::Drop, Target::Reject | Target::Drop] => Distribution::Random,
+                _ => service.distribution,
+            },
         }
     }
 }
@@ -208,6 +217,9 @@ impl fmt::Display for FrontendLine {
             }
             write!(f, " sources={}", sources.join(","))?;
         }
+        if self.distribution == Distribution::Maglev {
+            f.write_str(" maglev")?;
+        }
         Ok(())
     }
 }
@@ -256,7 +268,7 @@ mod tests {
     use std::num::NonZeroU16;
 
     use super::*;
-    use crate::desired::{Family, FrontendAddress, ServicePortName};
+    use crate::desired::{Family, FrontendAddress, ServicePortName, Weight};
 
     /// On this node and for every client, on another node and for every client, and one for nobody.
     fn service(address: FrontendAddress, port: u16, route: Route) -> ServicePort {
@@ -270,6 +282,7 @@ mod tests {
                 on_node,
                 cluster,
                 local,
+                weight: Weight::ONE,
             };
             (address.parse().unwrap(), endpoint)
         };

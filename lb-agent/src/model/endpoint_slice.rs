@@ -5,7 +5,7 @@ use std::{net::IpAddr, num::NonZeroU16};
 use jiff::Timestamp;
 
 use super::ObjectName;
-use crate::desired::{Family, Protocol};
+use crate::desired::{Family, Protocol, Weight};
 
 /// Some of the endpoints of one Service in one family.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +42,8 @@ pub struct Endpoint {
     pub placement: Placement,
     /// For whom it is meant.
     pub hints: Hints,
+    /// Beside the others of its Service.
+    pub weight: Weight,
 }
 
 /// Where an endpoint runs, as seen from this node.
@@ -282,6 +284,7 @@ mod tests {
             conditions: Conditions::new(None, None, None),
             placement: Placement::Elsewhere,
             hints: Hints::default(),
+            weight: Weight::ONE,
         }
     }
 

@@ -10,7 +10,7 @@ use std::{
 use ipnet::IpNet;
 
 use super::Node;
-use crate::desired::Family;
+use crate::desired::{Distribution, Family};
 
 /// What holds for every Service, whatever its object says.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,6 +23,8 @@ pub struct Rules {
     pub serve_external_ips: bool,
     /// Which clients count as pods.
     pub detect_local: DetectLocal,
+    /// How new flows are spread over the endpoints of a Service that does not say.
+    pub distribution: Distribution,
 }
 
 impl Default for Rules {
@@ -32,6 +34,7 @@ impl Default for Rules {
             masquerade_all: false,
             serve_external_ips: true,
             detect_local: DetectLocal::default(),
+            distribution: Distribution::default(),
         }
     }
 }

@@ -53,6 +53,7 @@ pub(super) fn service_ports<'a>(
                 endpoints: endpoints.members,
                 affinity: service.affinity,
                 allowed_sources: allowed_sources.clone().unwrap_or_default(),
+                distribution: service.distribution.unwrap_or(surroundings.rules.distribution),
             };
             service_ports.insert(name, service_port);
         }

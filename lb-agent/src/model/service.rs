@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 pub use self::addresses::{ClusterIps, InvalidClusterIp, ServiceIp, UnusableServiceIp};
 use super::ObjectName;
-use crate::desired::{Protocol, ServedBy};
+use crate::desired::{Distribution, Protocol, ServedBy};
 
 /// A Service that a proxy serves, whichever it is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,6 +87,8 @@ pub struct Service {
     pub affinity: Option<NonZeroU32>,
     /// Where load balancers ask whether this node has an endpoint.
     pub health_check_node_port: Option<NonZeroU16>,
+    /// How new flows are spread over its endpoints, where it says so.
+    pub distribution: Option<Distribution>,
 }
 
 /// Which endpoints clients may be sent to.

@@ -20,7 +20,7 @@ use super::{
     AnyService, Cluster, ClusterIps, Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Node, ObjectName,
     Placement, Rules, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
 };
-use crate::desired::{Change, Family, Protocol, Route, ServedBy, ServicePortName, State};
+use crate::desired::{Change, Family, Protocol, Route, ServedBy, ServicePortName, State, Weight};
 
 fn number(port: u16) -> NonZeroU16 {
     NonZeroU16::new(port).unwrap()
@@ -43,6 +43,7 @@ fn service(name: &str, cluster_ips: &[&str]) -> Service {
         external_traffic_policy: TrafficPolicy::Cluster,
         affinity: None,
         health_check_node_port: None,
+        distribution: None,
     }
 }
 
@@ -106,6 +107,7 @@ fn endpoint(address: &str, placement: Placement, conditions: Conditions) -> Endp
         conditions,
         placement,
         hints: Hints::default(),
+        weight: Weight::ONE,
     }
 }
 

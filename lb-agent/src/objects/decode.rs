@@ -18,7 +18,7 @@ use k8s_openapi::{
 };
 
 use crate::{
-    desired::{Family, Protocol},
+    desired::{Family, Protocol, Weight},
     model::{
         Conditions, Endpoint, EndpointPort, EndpointSlice, Event, Hints, Kind, Node, ObjectName, Placement, Pod,
         ServiceCidr, Update,
@@ -37,6 +37,10 @@ const LAST_CHANGE: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 /// Annotation of a Pod: `off` leaves its sockets alone where those of pods are translated.
 const SOCKET_LB: &str = "lb-agent.io/socket-lb";
+/// Annotation of a Service: how new flows are spread over its endpoints.
+const ALGORITHM: &str = "lb-agent.io/algorithm";
+/// Annotation of a slice: the weight of each of its endpoints.
+const WEIGHT: &str = "lb-agent.io/weight";
 /// Annotation of a Pod that the kubelet has from a file: what the kubelet knows it by, in place of its UID.
 const STATIC_POD_UID: &str = "kubernetes.io/config.hash";
 /// Label of a Node: the zone that it is in.
@@ -139,9 +143,11 @@ impl Decode for EndpointSlice {
         if let Some(time) = last_change {
             slice = slice.triggered_at(time);
         }
+        let weight = annotations.and_then(|annotations| annotations.get(WEIGHT));
+        let weight = weight.and_then(|weight| keep(self::weight(weight), &mut skipped));
         for (index, wire) in wire.endpoints.into_iter().enumerate() {
             let path = format!("endpoints[{index}].addresses[0]");
-            let added = endpoint(&path, wire, this_node)
+            let added = endpoint(&path, wire, weight.unwrap_or(Weight::ONE), this_node)
                 .and_then(|endpoint| slice.add(endpoint).map_err(|error| FieldError::new(path, error)));
             keep(added, &mut skipped);
         }
@@ -166,7 +172,7 @@ fn endpoint_port(index: usize, port: discovery::EndpointPort) -> Result<Endpoint
 }
 
 /// An endpoint, of which only the first address counts, as the API has it.
-fn endpoint(path: &str, wire: discovery::Endpoint, this_node: &str) -> Result<Endpoint, FieldError> {
+fn endpoint(path: &str, wire: discovery::Endpoint, weight: Weight, this_node: &str) -> Result<Endpoint, FieldError> {
     let address = wire.addresses.first().ok_or_else(|| FieldError::new(path, "missing"))?;
     let conditions = wire.conditions.unwrap_or_default();
     let hints = wire.hints.unwrap_or_default();
@@ -181,6 +187,17 @@ fn endpoint(path: &str, wire: discovery::Endpoint, this_node: &str) -> Result<En
             zones.into_iter().map(|zone| zone.name).collect(),
             this_node,
         ),
+        weight,
+    })
+}
+
+fn weight(weight: &str) -> Result<Weight, FieldError> {
+    let parsed = weight.parse().ok().and_then(Weight::new);
+    parsed.ok_or_else(|| {
+        FieldError::new(
+            annotation(WEIGHT),
+            format_args!("{weight:?} is not a weight (1-{})", Weight::MAX),
+        )
     })
 }
 
@@ -288,7 +305,7 @@ impl Decode for Pod {
             return Ok(Decoded::Ignored("it says nothing of its sockets"));
         };
         let uid = annotation(STATIC_POD_UID).or(wire.metadata.uid.as_ref());
-        let path = || format!("metadata.annotations[{SOCKET_LB}]");
+        let path = || self::annotation(SOCKET_LB);
         let result = match socket_lb.as_str() {
             "on" => Ok(false),
             "off" if spec.host_network == Some(true) => Err(FieldError::new(
@@ -310,6 +327,11 @@ impl Decode for Pod {
     fn event(update: Update<Self>) -> Event {
         Event::Pods(update)
     }
+}
+
+/// The path of an annotation.
+fn annotation(name: &str) -> String {
+    format!("metadata.annotations[{name}]")
 }
 
 fn keep<T>(result: Result<T, FieldError>, skipped: &mut Vec<FieldError>) -> Option<T> {

@@ -56,6 +56,7 @@ mod host_sockets;
 mod inspect;
 mod link_hooks;
 mod lock;
+mod maglev;
 mod messages;
 mod networks;
 mod numbers;
@@ -86,6 +87,7 @@ pub use explain::{Client, Explanation, Fate, Packet, Possible, ProgramOnLink, Se
 pub use flows::{Flow, flows};
 pub use inspect::inspect;
 pub use link_hooks::LinkHooks;
+pub use maglev::DEFAULT_SIZE as DEFAULT_TABLE_SIZE;
 pub use occupancy::{FlowState, LruFill, Occupancy, occupancy};
 pub use pins::has_maps;
 pub use probe::probe;
@@ -120,6 +122,8 @@ pub struct EbpfOptions {
     pub masquerade_mark: u32,
     /// Sizes of the maps.
     pub sizes: MapSizes,
+    /// Slots of a table of Maglev's, a prime.
+    pub maglev_table: u32,
     /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
     #[doc(hidden)]
     pub force_clsact: bool,
@@ -279,7 +283,8 @@ impl EbpfPlane {
         // From here on something is there that works without the agent.
         nft::keep(rules)?;
         let sources = Sources::start(loaded.sources)?;
-        let services = Services::open(loaded.tables).context("cannot read the maps")?;
+        let mut services = Services::open(loaded.tables).context("cannot read the maps")?;
+        services.table_size = options.maglev_table;
         pins.take_links_of_other_layouts()
             .context("cannot move the pins of another version")?;
         let programs = Arc::new(loaded.programs);

@@ -32,11 +32,13 @@ pub enum Difference {
     QuotedChecksums,
     /// Endpoints take turns, where the BPF plane draws one at random.
     TakesTurns,
+    /// Weights of endpoints do not count.
+    EqualWeights,
 }
 
 impl Difference {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NoLocalhostNodePorts,
         Self::AffinityByFrontend,
         Self::NearAffinityByHash,
@@ -50,6 +52,7 @@ impl Difference {
         Self::HostDenied,
         Self::QuotedChecksums,
         Self::TakesTurns,
+        Self::EqualWeights,
     ];
 
     /// Its name in `docs/semantics.md`.
@@ -69,6 +72,7 @@ impl Difference {
             Self::HostDenied => "ipvs-host-denied",
             Self::QuotedChecksums => "ipvs-quoted-checksums",
             Self::TakesTurns => "ipvs-takes-turns",
+            Self::EqualWeights => "ipvs-equal-weights",
         }
     }
 

@@ -6,10 +6,10 @@ use std::net::SocketAddr;
 
 use lb_agent::desired::{
     Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol as Transport, Route, ServicePort,
-    ServicePortName, State, Target,
+    ServicePortName, State, Target, Weight,
 };
 use lb_agent::kernel::links::{Link, LinkEvent, Role};
-use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, cleanup};
+use lb_agent::plane::ebpf::{DEFAULT_TABLE_SIZE, EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, cleanup};
 use lb_agent::plane::{LinkPlane as _, LinkState, Pace, Plane as _};
 use lb_tests::client::{Client, Protocol};
 use lb_tests::network::{Attachment, Node, Pod, plan};
@@ -56,6 +56,7 @@ pub(crate) fn state(node: &Node, backend: &Pod) -> State {
                 on_node: false,
                 cluster: true,
                 local: false,
+                weight: Weight::ONE,
             };
             let endpoints = BTreeMap::from([(SocketAddr::new(address, lb_tests::stage::TARGET), endpoint)]);
             services.insert(
@@ -92,6 +93,7 @@ pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
             masquerading: Masquerading::ByPrograms,
             masquerade_mark: 0x4000,
             sizes: SMALL,
+            maglev_table: DEFAULT_TABLE_SIZE,
             force_clsact: true,
         })?;
         let outcome = plane.replace(state)?;

@@ -36,6 +36,7 @@ mod kube_proxy_leftovers;
 mod limits;
 mod links;
 mod logs;
+mod maglev;
 mod matrix;
 mod metrics;
 mod monitor;

@@ -6,11 +6,11 @@ use std::num::{NonZeroU16, NonZeroU32};
 
 use ipnet::IpNet;
 use lb_agent::desired::{
-    AllowedSources, Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy,
-    ServicePort, ServicePortName, State, Target, text,
+    AllowedSources, Change, Distribution, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route,
+    ServedBy, ServicePort, ServicePortName, State, Target, Weight, text,
 };
 use lb_agent::plane::Plane as _;
-use lb_agent::plane::ebpf::{EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, inspect};
+use lb_agent::plane::ebpf::{DEFAULT_TABLE_SIZE, EbpfOptions, EbpfPlane, MapSizes, Masquerading, PodSockets, inspect};
 use lb_tests::agent;
 use lb_tests::manifests::Service;
 use lb_tests::network::{Attachment, Node};
@@ -125,12 +125,14 @@ fn restricted(sources: [BTreeSet<IpNet>; 2]) -> State {
                 on_node: true,
                 cluster: true,
                 local: false,
+                weight: Weight::ONE,
             };
             let service = ServicePort {
                 frontends: BTreeMap::from([(frontend, route)]),
                 endpoints: BTreeMap::from([(endpoint, endpoint_is)]),
                 affinity: NonZeroU32::new(10_800),
                 allowed_sources: AllowedSources { ranges, node: true },
+                distribution: Distribution::Random,
             };
             (name, service)
         });
@@ -169,6 +171,7 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
                 masquerading: Masquerading::ByPrograms,
                 masquerade_mark: 0x4000,
                 sizes: SIZES,
+                maglev_table: DEFAULT_TABLE_SIZE,
                 force_clsact: false,
             })
         })

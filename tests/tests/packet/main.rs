@@ -13,6 +13,7 @@ mod frame;
 mod fuzz;
 mod guard;
 mod half_seen;
+mod hashed;
 mod icmp;
 mod masquerade;
 mod matrix;

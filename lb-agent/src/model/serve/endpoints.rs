@@ -86,6 +86,7 @@ impl Endpoints {
                     on_node,
                     cluster: usable(endpoint, any_ready) && topology.admits(&endpoint.hints),
                     local: on_node && usable(endpoint, any_ready_here),
+                    weight: endpoint.weight,
                 };
                 (*address, member)
             })

@@ -10,8 +10,10 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 
 use super::{
-    Decode, Decoded, FieldError, SERVICE_PROXY_NAME, has_label, ip, keep, network, port_number, protocol, required_name,
+    ALGORITHM, Decode, Decoded, FieldError, SERVICE_PROXY_NAME, annotation, has_label, ip, keep, network, port_number,
+    protocol, required_name,
 };
+use crate::desired::Distribution;
 use crate::model::{
     AnyService, ClusterIps, Event, Kind, Service, ServiceIp, ServicePort, ServicePorts, TrafficPolicy, Update,
 };
@@ -43,6 +45,9 @@ impl Decode for AnyService {
         let policy = external_traffic_policy(&spec)?;
         let health_check_node_port = health_check_node_port(&spec, policy, &mut skipped);
         let affinity = affinity(&spec, &mut skipped);
+        let annotations = wire.metadata.annotations.as_ref();
+        let algorithm = annotations.and_then(|annotations| annotations.get(ALGORITHM));
+        let distribution = algorithm.and_then(|algorithm| keep(distribution(algorithm), &mut skipped));
         let external_ips = spec.external_ips.unwrap_or_default();
         let ports = spec.ports.unwrap_or_default().into_iter().enumerate();
         let ports = ports.map(|(index, port)| service_port(index, port));
@@ -62,6 +67,7 @@ impl Decode for AnyService {
             external_traffic_policy: policy,
             affinity,
             health_check_node_port,
+            distribution,
         };
         Ok(Decoded::Object {
             object: service.into(),
@@ -136,6 +142,17 @@ fn external_traffic_policy(spec: &core::ServiceSpec) -> Result<TrafficPolicy, Fi
         _ => spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty()),
     };
     Ok(if is_external { policy } else { TrafficPolicy::Cluster })
+}
+
+fn distribution(algorithm: &str) -> Result<Distribution, FieldError> {
+    match algorithm {
+        "random" => Ok(Distribution::Random),
+        "maglev" => Ok(Distribution::Maglev),
+        other => Err(FieldError::new(
+            annotation(ALGORITHM),
+            format_args!("{other:?} is neither random nor maglev"),
+        )),
+    }
 }
 
 fn health_check_node_port(

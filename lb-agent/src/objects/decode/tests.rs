@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::{desired::Distribution, model::AnyService};
 
 pub(super) fn decode<T: Decode>(object: Value) -> Result<Decoded<T>, FieldError> {
     T::decode(serde_json::from_value(object).unwrap(), "this-node")
@@ -292,6 +293,48 @@ fn what_a_pod_cannot_say_of_its_sockets_leaves_them_as_they_are() {
             [format!("metadata.annotations[lb-agent.io/socket-lb]: {said}")]
         );
     }
+}
+
+/// The object, and what was left out of it.
+fn with_skipped<T: Decode>(wire: Value) -> (T, Vec<String>) {
+    let Decoded::Object { object, skipped } = decode(wire).unwrap() else {
+        panic!("an object expected");
+    };
+    (object, skipped.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn a_slice_may_say_what_each_of_its_endpoints_weighs() {
+    let weight = |weight: &str| {
+        let ports = json!([{ "port": 80 }]);
+        let mut wire = slice(ports, json!([{ "addresses": ["10.0.0.1"] }]));
+        wire["metadata"]["annotations"] = json!({ "lb-agent.io/weight": weight });
+        let (slice, skipped) = with_skipped::<EndpointSlice>(wire);
+        (slice.endpoints()[0].weight.get(), skipped)
+    };
+    assert_eq!(weight("7"), (7, vec![]));
+    for wrong in ["0", "101", "-1", "much"] {
+        let said = format!("metadata.annotations[lb-agent.io/weight]: {wrong:?} is not a weight (1-100)");
+        assert_eq!(weight(wrong), (1, vec![said]));
+    }
+}
+
+#[test]
+fn a_service_may_say_how_flows_are_spread() {
+    let distribution = |annotations: Value| {
+        let wire = json!({
+            "metadata": { "name": "web", "annotations": annotations },
+            "spec": { "clusterIP": "10.96.0.1", "ports": [{ "port": 80 }] },
+        });
+        let (service, skipped) = with_skipped::<AnyService>(wire);
+        (service.ours().unwrap().distribution, skipped)
+    };
+    let algorithm = |algorithm: &str| distribution(json!({ "lb-agent.io/algorithm": algorithm }));
+    assert_eq!(distribution(Value::Null), (None, vec![]));
+    assert_eq!(algorithm("random"), (Some(Distribution::Random), vec![]));
+    assert_eq!(algorithm("maglev"), (Some(Distribution::Maglev), vec![]));
+    let said = "metadata.annotations[lb-agent.io/algorithm]: \"Maglev\" is neither random nor maglev";
+    assert_eq!(algorithm("Maglev"), (None, vec![said.to_owned()]));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use tracing::info;
 
 use super::{
     addresses::Addresses,
+    maglev,
     networks::Networks,
     numbers::Numbers,
     port::{Backend, Programmed, freed, key},
@@ -24,7 +25,7 @@ use super::{
     services::{Later, Row, Services, in_bounds},
     table::{self, Tables},
 };
-use crate::desired::{Endpoint, ServicePort, State};
+use crate::desired::{Endpoint, ServicePort, State, Weight};
 
 /// What was in the maps at the start, besides the rows of services.
 #[derive(Debug, Default)]
@@ -71,6 +72,7 @@ impl Services {
         let (slot_capacity, none) = (tables.slots.capacity(), BTreeSet::new());
         Ok(Self {
             tables,
+            table_size: maglev::DEFAULT_SIZE,
             rows,
             ports: HashMap::new(),
             slots: Ranges::new(slot_capacity),
@@ -222,6 +224,8 @@ fn by_service(found: &[(u32, BackendValue)]) -> HashMap<u32, Vec<Backend>> {
                 on_node: is_in(LOCAL),
                 cluster: is_in(IN_CLUSTER_SET),
                 local: is_in(IN_LOCAL_SET),
+                // Only the slots know, and those are compared as they are.
+                weight: Weight::ONE,
             },
         });
     }

@@ -18,7 +18,7 @@ use lb_common::{
     backend::{FREE, LOCAL, SERVING},
     net::{SCTP, TCP, UDP},
     prefix::{INSIDE, PODS, SERVICES},
-    service::{MASQUERADE_ALL, NODE_IS_REFUSED, RESTRICTED},
+    service::{HASHED, MASQUERADE_ALL, NODE_IS_REFUSED, RESTRICTED},
 };
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     desired::{
-        AllowedSources, Protocol,
+        AllowedSources, Distribution, Protocol,
         text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
     },
     plane::shown::Shown,
@@ -139,6 +139,10 @@ impl Reader {
             masquerade: value.flags & MASQUERADE_ALL != 0,
             affinity: NonZeroU32::new(value.affinity),
             sources,
+            distribution: match value.flags & HASHED {
+                0 => Distribution::Random,
+                _ => Distribution::Maglev,
+            },
         };
         Shown {
             line: Line::Frontend(line),

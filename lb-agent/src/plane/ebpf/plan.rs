@@ -6,7 +6,7 @@ use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, maps, prefix::INSIDE
 
 use super::{
     batch::full,
-    port::{Backend, Programmed, between, key, numbers, uses},
+    port::{Backend, Programmed, Spread, between, key, uses},
     prefix,
     services::{Row, Services, Writes},
 };
@@ -128,17 +128,19 @@ impl Services {
                     on_node: endpoint.on_node,
                     cluster: endpoint.cluster && uses_cluster,
                     local: endpoint.local && uses_local,
+                    weight: endpoint.weight,
                 },
             });
         }
+        let spread = Spread::of(service, self.table_size);
         let mut ranges = old.map(Programmed::ranges).unwrap_or_default();
         let cluster = if uses_cluster {
-            self.range_of(numbers(&backends, |e| e.cluster), &mut ranges, taken)?
+            self.range_of(spread.slots(&backends, |e| e.cluster), &mut ranges, taken)?
         } else {
             None
         };
         let local = if uses_local {
-            self.range_of(numbers(&backends, |e| e.local), &mut ranges, taken)?
+            self.range_of(spread.slots(&backends, |e| e.local), &mut ranges, taken)?
         } else {
             None
         };
@@ -149,6 +151,7 @@ impl Services {
             cluster,
             local,
             source_ranges: prefix::source_ranges(number, service),
+            spread,
             found: Vec::new(),
         })
     }
@@ -214,9 +217,9 @@ impl Services {
         }
         for range in &plan.taken.ranges {
             let set = if new.cluster == Some(*range) {
-                numbers(&new.backends, |e| e.cluster)
+                new.spread.slots(&new.backends, |e| e.cluster)
             } else {
-                numbers(&new.backends, |e| e.local)
+                new.spread.slots(&new.backends, |e| e.local)
             };
             for (slot, number) in (range.base..).zip(set) {
                 writes.slots.push(index, slot, number);

@@ -5,10 +5,13 @@ use std::{collections::BTreeSet, net::SocketAddr, num::NonZeroU32};
 use lb_common::{
     Address, BackendValue, Port, PrefixKey, Range, ServiceKey, ServiceValue, Verdict,
     backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
-    service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
+    service::{FAR_IS_LOCAL, HASHED, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
 };
 
-use crate::desired::{Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target};
+use super::maglev;
+use crate::desired::{
+    Distribution, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target, Weight,
+};
 
 /// What is programmed for one service port.
 #[derive(Debug, Default)]
@@ -25,6 +28,8 @@ pub(super) struct Programmed {
     pub(super) local: Option<Range>,
     /// Its rows in the map `SOURCE_RANGES`.
     pub(super) source_ranges: BTreeSet<PrefixKey>,
+    /// What decides which backend has which slot.
+    pub(super) spread: Spread,
     /// After a restart, until first programmed: ranges that its rows had, and what was in them.
     pub(super) found: Vec<(Range, Vec<u32>)>,
 }
@@ -96,12 +101,12 @@ impl Programmed {
     pub(super) fn ranges(&self) -> Vec<(Range, Vec<u32>)> {
         let mut ranges = self.found.clone();
         if let Some(range) = self.cluster {
-            ranges.push((range, numbers(&self.backends, |e| e.cluster)));
+            ranges.push((range, self.spread.slots(&self.backends, |e| e.cluster)));
         }
         if let Some(range) = self.local
             && self.local != self.cluster
         {
-            ranges.push((range, numbers(&self.backends, |e| e.local)));
+            ranges.push((range, self.spread.slots(&self.backends, |e| e.local)));
         }
         ranges
     }
@@ -112,7 +117,7 @@ impl Programmed {
             service: self.number,
             near: self.range(route.near),
             far: self.range(route.far),
-            flags: flags(route, service),
+            flags: flags(route, service, self.spread),
             affinity: service.affinity.map_or(0, NonZeroU32::get),
         }
     }
@@ -130,13 +135,53 @@ impl Programmed {
     }
 }
 
-/// Numbers of the backends that are in a set, in the order of their addresses.
-pub(super) fn numbers(backends: &[Backend], is_in: impl Fn(&Endpoint) -> bool) -> Vec<u32> {
-    backends
-        .iter()
-        .filter(|backend| is_in(&backend.endpoint))
-        .map(|backend| backend.number)
-        .collect()
+/// How the slots of a set are given to its backends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Spread {
+    /// In the order of their addresses, as many to each as it weighs: a flow draws one.
+    #[default]
+    Random,
+    /// By Maglev's table of this size.
+    Maglev(u32),
+}
+
+impl Spread {
+    /// Of a service port, where tables have `table_size` slots.
+    pub(super) const fn of(service: &ServicePort, table_size: u32) -> Self {
+        match service.distribution {
+            Distribution::Random => Self::Random,
+            Distribution::Maglev => Self::Maglev(table_size),
+        }
+    }
+
+    /// The numbers in the slots of a set.
+    pub(super) fn slots(self, backends: &[Backend], is_in: impl Fn(&Endpoint) -> bool) -> Vec<u32> {
+        let members: Vec<&Backend> = backends.iter().filter(|backend| is_in(&backend.endpoint)).collect();
+        match self {
+            Self::Random => {
+                let weights = members.iter().map(|backend| backend.endpoint.weight.get());
+                let unit = weights.fold(0, common_divisor);
+                let each = members.iter().flat_map(|backend| {
+                    let count = backend.endpoint.weight.get() / unit;
+                    std::iter::repeat_n(backend.number, count.into())
+                });
+                each.collect()
+            }
+            Self::Maglev(size) => {
+                let weighted: Vec<(SocketAddr, Weight)> = members
+                    .iter()
+                    .map(|backend| (backend.socket, backend.endpoint.weight))
+                    .collect();
+                let table = maglev::table(size, &weighted);
+                table.into_iter().map(|index| members[index].number).collect()
+            }
+        }
+    }
+}
+
+/// The greatest (Euclid); of 0 and another, the other.
+const fn common_divisor(a: u16, b: u16) -> u16 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Whether any frontend sends clients to `target`.
@@ -168,8 +213,11 @@ const fn protocol(protocol: Protocol) -> u8 {
 }
 
 /// The flags of a frontend's row.
-fn flags(route: &Route, service: &ServicePort) -> u32 {
+fn flags(route: &Route, service: &ServicePort, spread: Spread) -> u32 {
     let is_local = |target| target == Target::Local;
+    let has_endpoints = [route.near, route.far]
+        .into_iter()
+        .any(|target| matches!(target, Target::Cluster | Target::Local));
     let node_is_refused = route.restricted && !service.allowed_sources.node;
     [
         (route.masquerade == Masquerade::Always, MASQUERADE_ALL),
@@ -177,6 +225,7 @@ fn flags(route: &Route, service: &ServicePort) -> u32 {
         (is_local(route.far), FAR_IS_LOCAL),
         (route.restricted, RESTRICTED),
         (node_is_refused, NODE_IS_REFUSED),
+        (spread != Spread::Random && has_endpoints, HASHED),
     ]
     .into_iter()
     .filter(|(is_so, _)| *is_so)

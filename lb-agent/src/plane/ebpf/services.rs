@@ -47,6 +47,8 @@ pub(super) struct Row {
 /// What the maps hold, and what may be put there.
 pub(super) struct Services {
     pub(super) tables: Tables,
+    /// Slots of a table of Maglev's.
+    pub(super) table_size: u32,
     /// The map `SERVICES`.
     pub(super) rows: HashMap<ServiceKey, Row>,
     /// What is programmed.

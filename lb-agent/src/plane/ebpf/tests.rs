@@ -22,7 +22,7 @@ use self::maps::Maps;
 use crate::{
     desired::{
         Change, Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServedBy, ServicePort,
-        ServicePortName, State, Target,
+        ServicePortName, State, Target, Weight,
     },
     plane::{Outcome, PlaneError},
 };
@@ -68,6 +68,7 @@ const REMOTE: Endpoint = Endpoint {
     on_node: false,
     cluster: true,
     local: false,
+    weight: Weight::ONE,
 };
 
 /// An endpoint on this node.
@@ -75,6 +76,7 @@ const HERE: Endpoint = Endpoint {
     on_node: true,
     cluster: true,
     local: true,
+    weight: Weight::ONE,
 };
 
 /// An endpoint that is on its way out.
@@ -82,6 +84,7 @@ const LEAVING: Endpoint = Endpoint {
     on_node: false,
     cluster: false,
     local: false,
+    weight: Weight::ONE,
 };
 
 fn service(frontends: &[(&str, Route)], endpoints: &[(&str, Endpoint)]) -> ServicePort {
@@ -476,6 +479,7 @@ fn an_endpoint_of_a_set_that_no_frontend_uses_serves_nobody() {
         on_node: true,
         cluster: false,
         local: true,
+        weight: Weight::ONE,
     };
     let endpoints = [("10.0.0.1:80", REMOTE), ("10.0.0.2:80", last_here)];
     let local = service(&[("10.96.0.10:80", CLUSTER), ("*:30080", LOCAL_ONLY)], &endpoints);

@@ -11,10 +11,10 @@ use std::{
 use super::rules::{Key, Mark, Row, Rules, Table, Verdict};
 use crate::{
     desired::{
-        Masquerade, ServedBy,
+        Distribution, Masquerade, ServedBy,
         text::{AddressRole, Backend, CidrRole, Destination, FrontendLine, Line},
     },
-    kernel::ipvs::{Ipvs, ServiceConfig, ServiceKey},
+    kernel::ipvs::{Ipvs, Scheduler, ServiceConfig, ServiceKey},
     plane::shown::Shown,
 };
 
@@ -114,6 +114,7 @@ fn frontend(key: Key, row: &Row, table: &Table, held: &Held) -> Shown {
     };
     let is_served = [row.near, row.far].contains(&Verdict::Serve);
     let server = held.get(&by_address).filter(|_| is_served);
+    let is_maglev = server.is_some_and(|(config, _)| config.scheduler == Scheduler::Maglev.into());
     let line = FrontendLine {
         address: key.address,
         protocol: key.protocol,
@@ -122,6 +123,11 @@ fn frontend(key: Key, row: &Row, table: &Table, held: &Held) -> Shown {
         masquerade: row.masquerade == Masquerade::Always,
         affinity: server.and_then(|(config, _)| config.persistence),
         sources: row.allowed.as_deref().cloned(),
+        distribution: if is_maglev {
+            Distribution::Maglev
+        } else {
+            Distribution::Random
+        },
     };
     Shown {
         line: Line::Frontend(line),

@@ -12,6 +12,8 @@ pub(super) enum Limit {
     AffinityByHash,
     /// NodePorts are not served on loopback addresses.
     LoopbackNodePort,
+    /// Endpoints get as many flows as others, whatever they weigh.
+    EqualWeights,
 }
 
 impl Limit {
@@ -22,6 +24,7 @@ impl Limit {
             Self::AffinityByFrontend => "ipvs-affinity-by-frontend",
             Self::AffinityByHash => "ipvs-near-affinity-by-hash",
             Self::LoopbackNodePort => "ipvs-no-localhost-node-ports",
+            Self::EqualWeights => "ipvs-equal-weights",
         }
     }
 }
@@ -35,6 +38,7 @@ impl fmt::Display for Limit {
                  their address, which holds as long as the endpoints stay the same"
             }
             Self::LoopbackNodePort => "its NodePort is not served on loopback addresses",
+            Self::EqualWeights => "its endpoints count alike, whatever their weights",
         };
         write!(f, "{words} ({})", self.id())
     }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     desired::{
         Endpoint, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, ServicePortName, State,
-        Target,
+        Target, Weight,
         any::{any_state, difference},
         text::{self, Line},
     },
@@ -251,11 +251,13 @@ const HERE: Endpoint = Endpoint {
     on_node: true,
     cluster: true,
     local: true,
+    weight: Weight::ONE,
 };
 const REMOTE: Endpoint = Endpoint {
     on_node: false,
     cluster: true,
     local: false,
+    weight: Weight::ONE,
 };
 
 /// Two endpoints, one here; an external address with `externalTrafficPolicy: Local`, and a ClusterIP.

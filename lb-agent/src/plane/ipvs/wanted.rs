@@ -16,8 +16,10 @@ use super::{
     rules::{Key, Mark, Row, Verdict},
 };
 use crate::{
-    desired::{Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target},
-    kernel::ipvs::{Scheduler, ServiceConfig, ServiceKey},
+    desired::{
+        Distribution, Family, Frontend, FrontendAddress, Masquerade, Protocol, Route, ServicePort, Target, Weight,
+    },
+    kernel::ipvs::{Scheduler, ServiceConfig, ServiceFlags, ServiceKey},
 };
 
 /// What is around a service port, and the same for all.
@@ -91,6 +93,10 @@ impl Wanted {
         if service.affinity.is_some() && wanted.rows.len() > 1 {
             wanted.limits.insert(Limit::AffinityByFrontend);
         }
+        let weights: BTreeSet<Weight> = service.endpoints.values().map(|endpoint| endpoint.weight).collect();
+        if weights.len() > 1 {
+            wanted.limits.insert(Limit::EqualWeights);
+        }
         wanted
     }
 
@@ -138,7 +144,7 @@ impl Wanted {
         self.rows.insert(key, row);
         if let Some(destinations) = far.or(near) {
             let server = Server {
-                config: config(around.scheduler, service.affinity),
+                config: config(scheduler(service, around), service.affinity),
                 destinations,
                 protocol: key.protocol,
             };
@@ -171,7 +177,7 @@ impl Wanted {
                 self.limits.insert(Limit::AffinityByHash);
                 Scheduler::SourceHash
             }
-            None => around.scheduler,
+            None => scheduler(service, around),
         };
         let server = Server {
             config: config(scheduler, None),
@@ -196,9 +202,21 @@ impl Wanted {
     }
 }
 
+fn scheduler(service: &ServicePort, around: &Surroundings) -> Scheduler {
+    match service.distribution {
+        Distribution::Random => around.scheduler,
+        Distribution::Maglev => Scheduler::Maglev,
+    }
+}
+
 fn config(scheduler: Scheduler, persistence: Option<NonZeroU32>) -> ServiceConfig {
     ServiceConfig {
         persistence,
+        flags: ServiceFlags {
+            // One client of many connections would have one endpoint otherwise.
+            port: scheduler == Scheduler::Maglev,
+            ..ServiceFlags::default()
+        },
         ..ServiceConfig::new(scheduler)
     }
 }

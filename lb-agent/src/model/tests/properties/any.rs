@@ -9,7 +9,10 @@ use proptest::{
 };
 
 use super::super::*;
-use crate::model::{DetectLocal, Pod, ServiceCidr};
+use crate::{
+    desired::Distribution,
+    model::{DetectLocal, Pod, ServiceCidr},
+};
 
 /// An event, or a look at what has come of those before.
 #[derive(Clone, Debug)]
@@ -27,6 +30,7 @@ pub(super) fn any_rules() -> impl Strategy<Value = Rules> {
             masquerade_all: true,
             serve_external_ips: false,
             detect_local: DetectLocal::NodeCidr,
+            distribution: Distribution::Maglev,
         },
         Rules {
             node_port_addresses: words(&["192.168.0.0/31"]),

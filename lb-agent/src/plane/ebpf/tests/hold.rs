@@ -13,12 +13,14 @@ use lb_common::{
     address::{CLUSTER_IP, EXTERNAL, FOREIGN, HOST_NODE_PORTS, NODE_PORTS},
     backend::{DRAINING, FREE, IN_CLUSTER_SET, IN_LOCAL_SET, LOCAL, SERVING},
     prefix::{INSIDE, OUTSIDE, PODS, SERVICES},
-    service::{FAR_IS_LOCAL, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
+    service::{FAR_IS_LOCAL, HASHED, MASQUERADE_ALL, NEAR_IS_LOCAL, NODE_IS_REFUSED, RESTRICTED},
 };
 
-use super::maps::Maps;
+use super::maps::{Maps, TABLE_SIZE};
 use crate::{
-    desired::{Endpoint, FrontendAddress, Masquerade, Route, ServedBy, ServicePort, State, Target, text},
+    desired::{
+        Distribution, Endpoint, FrontendAddress, Masquerade, Route, ServedBy, ServicePort, State, Target, Weight, text,
+    },
     plane::ebpf::{inspect, port},
 };
 
@@ -87,16 +89,17 @@ impl Maps {
                         let owner = *used_slots.entry(slot).or_insert(value.service);
                         assert_eq!(owner, value.service, "slot {slot} has two owners");
                     }
-                    let set = |is_in: &dyn Fn(&Endpoint) -> bool| -> BTreeSet<SocketAddr> {
-                        let members = service.endpoints.iter().filter(|(_, e)| is_in(e));
-                        members.map(|(socket, _)| *socket).collect()
+                    let is_in = |endpoint: &Endpoint| match target {
+                        Target::Cluster => endpoint.cluster,
+                        Target::Local => endpoint.local,
+                        Target::Reject | Target::Drop => false,
                     };
-                    let expected = match target {
-                        Target::Cluster => set(&|e| e.cluster),
-                        Target::Local => set(&|e| e.local),
-                        Target::Reject | Target::Drop => BTreeSet::new(),
-                    };
-                    assert_eq!(range.count as usize, expected.len(), "{name} {frontend}");
+                    let members = service.endpoints.iter().filter(|(_, endpoint)| is_in(endpoint));
+                    let weights: BTreeMap<SocketAddr, u32> = members
+                        .map(|(socket, endpoint)| (*socket, endpoint.weight.get().into()))
+                        .collect();
+                    assert_eq!(range.count, slots(service.distribution, &weights), "{name} {frontend}");
+                    let expected: BTreeSet<SocketAddr> = weights.into_keys().collect();
                     let set = if target == Target::Local {
                         IN_LOCAL_SET
                     } else {
@@ -270,5 +273,22 @@ fn flags(route: &Route, service: &ServicePort) -> u32 {
             flags += NODE_IS_REFUSED;
         }
     }
+    let leads_somewhere = |target| matches!(target, Target::Cluster | Target::Local);
+    if service.distribution == Distribution::Maglev && (leads_somewhere(route.near) || leads_somewhere(route.far)) {
+        flags += HASHED;
+    }
     flags
+}
+
+/// How many slots endpoints of these weights have.
+fn slots(distribution: Distribution, weights: &BTreeMap<SocketAddr, u32>) -> u32 {
+    match distribution {
+        _ if weights.is_empty() => 0,
+        Distribution::Maglev => TABLE_SIZE,
+        Distribution::Random => {
+            let divides = |unit: &u32| weights.values().all(|weight| weight % unit == 0);
+            let unit = (1..=u32::from(Weight::MAX)).rev().find(divides).unwrap();
+            weights.values().sum::<u32>() / unit
+        }
+    }
 }

@@ -18,6 +18,9 @@ use crate::plane::ebpf::{
     table::{Table, Tables},
 };
 
+/// Slots of a table of Maglev's: a few for each endpoint.
+pub(super) const TABLE_SIZE: u32 = 61;
+
 /// A map in memory.
 #[derive(Debug)]
 pub(super) struct Memory<K, V> {
@@ -217,7 +220,9 @@ impl Maps {
 
     /// An agent that is watched by `observer`.
     pub(super) fn start(&self, observer: Observer) -> Services {
-        Services::open(self.tables(observer)).unwrap()
+        let mut services = Services::open(self.tables(observer)).unwrap();
+        services.table_size = TABLE_SIZE;
+        services
     }
 
     /// The maps as an agent opens them.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 const SERVICE_ROWS: u32 = 14;
-const SLOT_ROWS: u32 = 300;
+const SLOT_ROWS: u32 = 2000;
 const BACKEND_ROWS: u32 = 200;
 
 /// Rows that no agent wrote, or a confused one.
@@ -31,7 +31,7 @@ struct Junk {
 
 fn any_junk() -> impl Strategy<Value = Junk> {
     let small = prop_oneof![4 => 0_u32..12, 1 => any::<u32>()];
-    let slot = prop_oneof![4 => 0_u32..20, 1 => 290_u32..310, 1 => any::<u32>()];
+    let slot = prop_oneof![4 => 0_u32..20, 1 => SLOT_ROWS - 10..SLOT_ROWS + 10, 1 => any::<u32>()];
     let range = (slot.clone(), small.clone(), slot, small.clone());
     (
         prop::collection::vec((1_u16..18, small.clone(), range, 0_u32..40), 0..14),
