@@ -12,7 +12,7 @@ use lb_tests::plane::{Plane, other_than};
 use lb_tests::stage::TARGET;
 use serde_json::Value;
 
-use crate::fixture::{World, cluster_ips};
+use crate::fixture::{World, answerers, cluster_ips, names};
 
 const BY_HASH: [&str; 2] = ["--algorithm", "maglev"];
 
@@ -62,6 +62,19 @@ fn two_nodes_send_a_client_to_one_backend() {
     assert!(backends.len() > 2, "{backends:?}");
 }
 
+#[test]
+fn a_service_that_is_spread_by_a_hash_has_all_its_endpoints_and_says_so() {
+    let mut world = World::new();
+    let (service, pods) = spread(&mut world);
+    let client = world.node1().add_pod("client", Attachment::Veth).unwrap();
+    world.start_agent_with(1, &BY_HASH);
+    for to in cluster_ips(&service) {
+        assert_eq!(answerers(&client.client(), Protocol::Tcp, to, 60), names(&pods));
+    }
+    let lines = services_of(world.node1());
+    assert_eq!(lines.matches(" maglev").count(), 4, "{lines}");
+}
+
 /// The table may have been full, or another node may have had the connection until now.
 #[test]
 fn connections_go_on_though_nobody_remembers_them() {
@@ -72,8 +85,6 @@ fn connections_go_on_though_nobody_remembers_them() {
     let (service, _pods) = spread(&mut world);
     let client = world.node1().add_pod("client", Attachment::Veth).unwrap();
     world.start_agent_with(1, &BY_HASH);
-    let lines = run_services(world.node1());
-    assert!(lines.contains(" maglev"), "{lines}");
     let mut connections = Vec::new();
     for to in cluster_ips(&service) {
         for _ in 0..8 {
@@ -88,7 +99,7 @@ fn connections_go_on_though_nobody_remembers_them() {
     }
 }
 
-fn run_services(node: &Node) -> String {
+fn services_of(node: &Node) -> String {
     let output = agent::offline(node, "services", &[]).unwrap();
     String::from_utf8(output.stdout).unwrap()
 }
