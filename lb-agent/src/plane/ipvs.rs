@@ -79,6 +79,8 @@ pub struct IpvsPlane {
     around: State,
     scheduler: Scheduler,
     take_over: bool,
+    /// A complete state has come.
+    is_filled: bool,
     /// The rules or IPVS are not as noted: everything is to be written again.
     is_out_of_step: bool,
     last_drain: Instant,
@@ -103,6 +105,7 @@ impl IpvsPlane {
             around: State::default(),
             scheduler: options.scheduler,
             take_over: options.take_over,
+            is_filled: false,
             is_out_of_step: false,
             last_drain: Instant::now(),
             last_verify: Instant::now(),
@@ -276,6 +279,7 @@ impl Plane for IpvsPlane {
         if self.take_over && DummyLink::remove(dummy::KUBE_PROXYS).context("the link of kube-proxy")? {
             info!("{} of kube-proxy is taken over and gone", dummy::KUBE_PROXYS);
         }
+        self.is_filled = true;
         // Everything has just been looked at, and it may have taken long.
         self.last_drain = Instant::now();
         self.last_verify = self.last_drain;
@@ -330,6 +334,10 @@ impl Plane for IpvsPlane {
     }
 
     fn tick(&mut self) {
+        if !self.is_filled {
+            // What is there of an earlier agent serves, wanted or not, until it is known what is.
+            return;
+        }
         let now = Instant::now();
         if now.duration_since(self.last_drain) >= DRAIN {
             self.last_drain = now;

@@ -169,6 +169,38 @@ fn what_changed_while_no_agent_ran_is_made_up_for() {
     ));
 }
 
+/// The API server may be away when a node starts its agent anew, for a minute or an hour.
+#[test]
+fn an_agent_that_waits_for_its_objects_takes_nothing_away() {
+    /// Nobody listens there.
+    const KUBECONFIG: &str = "\
+apiVersion: v1
+kind: Config
+clusters: [{name: away, cluster: {server: 'https://127.0.0.1:1', insecure-skip-tls-verify: true}}]
+contexts: [{name: away, context: {cluster: away, user: nobody}}]
+users: [{name: nobody, user: {token: none}}]
+current-context: away
+";
+    let mut running = running();
+    let mut connections = running.connections();
+    running.agent().kill().unwrap();
+    let folder = Folder::new().unwrap();
+    let kubeconfig = folder.path().join("kubeconfig");
+    fs::write(&kubeconfig, KUBECONFIG).unwrap();
+    let source = ["--kubeconfig".into(), kubeconfig.into_os_string()];
+    let agent = Agent::spawn_reading(running.world.node1(), source, &Options::default()).unwrap();
+    running.world.agents.push(agent);
+    // Planes look after what is theirs every few seconds.
+    thread::sleep(patient(Duration::from_secs(7)));
+    Running::still_answer("while the next agent waits", &mut connections);
+    running.new_ones_are_answered();
+
+    running.agent().stop().unwrap();
+    running.world.start_agent(1);
+    Running::still_answer("after it has them", &mut connections);
+    running.new_ones_are_answered();
+}
+
 #[test]
 fn a_pod_link_that_came_while_no_agent_ran_is_found() {
     let mut running = running();

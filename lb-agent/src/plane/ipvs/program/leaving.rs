@@ -85,7 +85,9 @@ impl Programmed {
             Ok(applied) => {
                 writes += applied;
                 self.leaving.retain(|key| !gone.contains(key));
-                self.stale.retain(|ip| self.addresses.contains(ip));
+                // What is wanted goes with its last row, as any other.
+                self.stale
+                    .retain(|ip| self.addresses.contains(ip) && !self.ports.wants_address(*ip));
             }
             Err(error) => warn!("rows of the rules that nobody wants stay for now: {error}"),
         }
