@@ -7,8 +7,8 @@
 //! * Strict reverse path filtering (`rp_filter`) drops packets whose way back leads through another
 //!   link: on nodes whose routes are not symmetric. Pointed out only: 2 is enough. On tunnels, and on
 //!   uplinks with policy routing, it is certain to drop packets of services ([`check_links`]).
-//! * Clients are masqueraded to ports that sockets of the host should not draw (`ip_local_port_range`). Where it does,
-//!   connection tracking moves whoever comes second to another port: pointed out only.
+//! * Clients are masqueraded to ports that sockets of the host must not draw by themselves: what `ip_local_port_range` has of
+//!   them has to be in `ip_local_reserved_ports`. It is set where nobody has reserved any, and else pointed out.
 //! * Bridge settings (`bridge-nf-call-*`) do not matter to the BPF plane, which translates on the pod's own link.
 //!   With them on, a pod on a bridge that dials itself needs hairpin mode on its port. The IPVS plane needs them
 //!   ([`check_bridges`]), and settings of IPVS itself ([`check_ipvs`]).
@@ -26,6 +26,7 @@ pub use return_paths::check_links;
 use std::{
     collections::BTreeSet,
     fmt, fs, io,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
 };
 
@@ -169,23 +170,44 @@ fn check_under(proc: &Path, families: &[Family]) -> io::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// The range that sockets draw their ports from, in either family, if clients are masqueraded to some of it.
+/// The reserved ports, in either family, if clients are masqueraded to some that sockets draw.
 fn ephemeral_ports(root: &Path) -> io::Result<Option<Finding>> {
-    let value = read(&root.join("ipv4/ip_local_port_range"))?.unwrap_or_default();
-    let mut ends = value.split_ascii_whitespace().map(str::parse::<u16>);
+    let drawn = read(&root.join("ipv4/ip_local_port_range"))?.unwrap_or_default();
+    let mut ends = drawn.split_ascii_whitespace().map(str::parse::<u16>);
     let (Some(Ok(first)), Some(Ok(last))) = (ends.next(), ends.next()) else {
         return Ok(None);
     };
-    let is_apart = last < FIRST_SNAT_PORT || first > LAST_SNAT_PORT;
-    Ok((!is_apart).then(|| Finding {
-        name: "net.ipv4.ip_local_port_range".to_owned(),
-        value: format!("{first} {last}"),
-        wanted: None,
+    let shared = first.max(FIRST_SNAT_PORT)..=last.min(LAST_SNAT_PORT);
+    let reserved = read(&root.join("ipv4/ip_local_reserved_ports"))?.unwrap_or_default();
+    if shared.is_empty() || has_ports(&reserved, shared) {
+        return Ok(None);
+    }
+    Ok(Some(Finding {
+        name: "net.ipv4.ip_local_reserved_ports".to_owned(),
+        wanted: reserved.is_empty().then_some(SNAT_PORTS),
+        value: if reserved.is_empty() {
+            "empty".to_owned()
+        } else {
+            reserved
+        },
         severity: Severity::Note,
         consent: Consent::Asked,
-        reason: "clients are masqueraded to ports 10000 to 29999, some of which sockets of this host draw as well; \
-                 where both have one to the same endpoint, the kernel gives the later another",
+        reason: "clients are masqueraded to ports 10000 to 29999, some of which sockets of this host draw as well \
+                 (net.ipv4.ip_local_port_range): one that has a client's, to the same endpoint, gets no answer",
     }))
+}
+
+/// The ports that clients are masqueraded to, as the kernel takes them.
+const SNAT_PORTS: &str = "10000-29999";
+
+/// Whether a list such as `1-5,9` has all of these.
+fn has_ports(list: &str, mut wanted: RangeInclusive<u16>) -> bool {
+    let ranges = list.split(',').filter_map(|part| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<u16>().ok()?..=last.trim().parse::<u16>().ok()?)
+    });
+    let ranges: Vec<_> = ranges.collect();
+    wanted.all(|port| ranges.iter().any(|range| range.contains(&port)))
 }
 
 /// The links that would lose the default route they have from a router's advertisements if
@@ -301,30 +323,43 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_clients_and_sockets_of_the_host_share_are_pointed_out() {
-        for (range, is_shared) in [
-            ("32768\t60999", false),
-            ("30000\t60999", false),
-            ("1024\t9999", false),
-            ("29999\t60999", true),
-            ("1024\t10000", true),
-            ("1024\t65535", true),
-            ("12000\t13000", true),
+    fn ports_that_clients_and_sockets_of_the_host_share_are_to_be_reserved() {
+        for (drawn, reserved, is_shared) in [
+            ("32768\t60999", "", false),
+            ("30000\t60999", "", false),
+            ("1024\t9999", "", false),
+            ("29999\t60999", "", true),
+            ("1024\t10000", "", true),
+            ("1024\t65535", "", true),
+            ("12000\t13000", "", true),
+            ("12000\t13000", "12000-13000", false),
+            ("12000\t13000", "80,12000-12499,12500-13000", false),
+            ("12000\t13000", "12001-13000", true),
+            ("1024\t65535", SNAT_PORTS, false),
+            ("1024\t65535", "10000-29998", true),
         ] {
-            let root = settings(&[("ipv4/ip_local_port_range", range)]);
+            let root = settings(&[
+                ("ipv4/ip_local_port_range", drawn),
+                ("ipv4/ip_local_reserved_ports", reserved),
+            ]);
             let findings = check_under(root.path(), &BOTH).unwrap();
             let names: Vec<_> = findings.iter().map(|finding| finding.name.as_str()).collect();
             let expected: &[&str] = if is_shared {
-                &["net.ipv4.ip_local_port_range"]
+                &["net.ipv4.ip_local_reserved_ports"]
             } else {
                 &[]
             };
-            assert_eq!(names, expected, "{range}");
+            assert_eq!(names, expected, "{drawn}, {reserved}");
+            // What others have reserved is theirs.
+            for finding in findings {
+                assert_eq!(finding.wanted.is_some(), reserved.is_empty());
+            }
         }
     }
 
     #[test]
-    fn the_ports_that_are_named_are_those_of_the_rule() {
+    fn the_ports_that_are_named_are_those_of_the_programs() {
+        assert_eq!(SNAT_PORTS, format!("{FIRST_SNAT_PORT}-{LAST_SNAT_PORT}"));
         let named = format!("{FIRST_SNAT_PORT} to {LAST_SNAT_PORT}");
         let root = settings(&[("ipv4/ip_local_port_range", "1 65535")]);
         let [finding] = &check_under(root.path(), &BOTH).unwrap()[..] else {

@@ -70,6 +70,20 @@ fn what_one_agent_set_a_later_one_puts_back() {
     assert_eq!(fs::read_dir(node.folder.path()).unwrap().count(), 0);
 }
 
+/// Sockets must not draw a port that a masqueraded client may have.
+#[test]
+fn the_ports_of_masqueraded_clients_are_reserved_where_sockets_would_draw_them() {
+    const RESERVED: &str = "ipv4.ip_local_reserved_ports";
+    let node = Node::new();
+    node.set();
+    node.netns.set_sysctl("ipv4.ip_local_port_range", "1024 65535").unwrap();
+    assert_eq!(node.set(), ["net.ipv4.ip_local_reserved_ports"]);
+    assert_eq!(node.netns.sysctl(RESERVED).unwrap(), "10000-29999");
+    assert_eq!(node.set(), [""; 0]);
+    node.restore();
+    assert_eq!(node.netns.sysctl(RESERVED).unwrap(), "");
+}
+
 #[test]
 fn what_was_written_down_in_one_namespace_changes_nothing_in_another() {
     let node = Node::new();

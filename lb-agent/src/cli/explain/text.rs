@@ -56,7 +56,7 @@ impl fmt::Display for Explained {
         }
         if let Some(sent) = sent {
             let how = if sent.is_new {
-                format!("drawn for a new flow, {} possible", possible.len())
+                format!("chosen for a new flow, {} possible", possible.len())
             } else {
                 "of a flow that goes on".to_owned()
             };
@@ -186,7 +186,7 @@ Packet:      tcp 10.0.0.9:40000 -> 10.96.0.1:443
 Program:     from_outside id 12 tag 0123456789abcdef on eth0
 Frontend:    10.96.0.1:443
 Client:      far: the external traffic policy counts
-Backend:     10.244.2.2:6443 (drawn for a new flow, 1 possible)
+Backend:     10.244.2.2:6443 (chosen for a new flow, 1 possible)
 Masquerade:  yes, the backend sees an address of this node
 Verdict:     goes to the backend
 

@@ -168,13 +168,18 @@ impl RecordFile {
     }
 }
 
+/// A value as the kernel is given it: of nothing at all it hears nothing.
+const fn written(value: &str) -> &str {
+    if value.is_empty() { "\n" } else { value }
+}
+
 impl Entry {
     fn restore(&self, proc: &Path) -> End {
         let path = path(proc, &self.name);
         match read(&path) {
             Ok(None) => End::NotThere,
             Ok(Some(now)) if now == self.before => End::AsBefore,
-            Ok(Some(now)) if now == self.set => match fs::write(&path, &self.before) {
+            Ok(Some(now)) if now == self.set => match fs::write(&path, written(&self.before)) {
                 Ok(()) => End::PutBack {
                     value: self.before.clone(),
                 },
