@@ -26,7 +26,7 @@ pub use self::{
     given::Given,
     resolved::{Config, DEFAULT_BPFFS, DEFAULT_RUN_DIR, IpvsSettings, Source},
     settings::Settings,
-    values::{InvalidMark, LogFormat, LogLevel, Mark, Snat, SocketLb},
+    values::{InvalidMark, InvalidTime, LogFormat, LogLevel, Mark, Snat, SocketLb, Time},
 };
 
 /// The port of `/healthz` that load balancers expect.

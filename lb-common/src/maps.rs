@@ -38,6 +38,8 @@ pub const SCRATCH: &str = "SCRATCH";
 pub const EVENTS: &str = "EVENTS";
 /// Per-CPU array of one row: [`EventBudget`](crate::event::EventBudget).
 pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
+/// Array: `u32`, the rows of [`stage`](crate::stage). The same in every layout.
+pub const STAGE: &str = "STAGE";
 /// Per-CPU array: [`Counter`](crate::Counter) → `u64`.
 pub const COUNTERS: &str = "COUNTERS";
 

@@ -17,7 +17,7 @@ use crate::{
     masquerade,
     packet::Packet,
     rewrite::{self, End},
-    sctp,
+    sctp, stage,
     verdict::{PASS, because, step},
     vlan,
 };
@@ -130,10 +130,15 @@ fn take_mark(skb: &SkBuff) -> u32 {
     let mark = config::masquerade_mark();
     // SAFETY: the context belongs to this run of the program.
     let asked = unsafe { (*skb.skb).mark } & mark;
-    if asked != 0 {
-        // SAFETY: as above.
-        unsafe { (*skb.skb).mark &= !mark };
+    if asked == 0 {
+        return 0;
     }
     // The kernel masquerades before this hook.
+    if !config::masquerades() && stage::drains() {
+        // Those behind may see to it in another way.
+        return 0;
+    }
+    // SAFETY: as above.
+    unsafe { (*skb.skb).mark &= !mark };
     if config::masquerades() { asked } else { 0 }
 }

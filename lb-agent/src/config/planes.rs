@@ -39,6 +39,7 @@ impl Config {
                 },
                 masquerade_mark: self.masquerade_mark,
                 sizes: self.sizes,
+                drain: self.drain,
                 force_clsact: false,
             },
             ipvs: IpvsOptions {

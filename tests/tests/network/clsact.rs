@@ -92,6 +92,7 @@ pub(crate) fn serve(node: &Node, pod: &Pod, state: &State) {
             masquerading: Masquerading::ByPrograms,
             masquerade_mark: 0x4000,
             sizes: SMALL,
+            drain: std::time::Duration::ZERO,
             force_clsact: true,
         })?;
         let outcome = plane.replace(state)?;

@@ -169,6 +169,7 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
                 masquerading: Masquerading::ByPrograms,
                 masquerade_mark: 0x4000,
                 sizes: SIZES,
+                drain: std::time::Duration::ZERO,
                 force_clsact: false,
             })
         })

@@ -1,0 +1,183 @@
+//! An agent takes the place of another whose flow table it cannot share: what is open goes on, and whoever comes is
+//! answered at every moment of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use aya::programs::TcAttachType;
+use lb_tests::agent::{self, Agent, Maps, Options};
+use lb_tests::hooks;
+use lb_tests::interrupt::eventually;
+use lb_tests::kernel::Feature;
+use lb_tests::network::plan::TUNNEL;
+use lb_tests::plane::{Plane, other_than};
+
+use crate::fixture::{BOTH, SOON, frontends};
+use crate::restart::{Running, running};
+
+/// What an agent says when programs of the one before are gone.
+const ENDED: &str = "programs of an earlier agent are gone";
+
+/// Between two questions of one client.
+const PAUSE: Duration = Duration::from_millis(10);
+
+fn of(maps: Maps) -> Options {
+    Options {
+        maps,
+        ..Options::default()
+    }
+}
+
+/// Says that it is over when it goes, also with a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Has every client ask at every frontend over and over again, by a connection of its own each time, while `work` is done.
+/// None may fail.
+fn while_asked<T>(running: &Running, work: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    let ask = |client: &lb_tests::client::Client| {
+        let mut asked = 0;
+        while !over.load(Ordering::Relaxed) {
+            for to in frontends(&running.service, running.world.node1()) {
+                for protocol in BOTH {
+                    if let Err(failure) = client.ask(protocol, to) {
+                        panic!("question {asked}, {protocol} to {to}: {failure}");
+                    }
+                    asked += 1;
+                    // More would fill the small tables, which then forget what is open.
+                    thread::sleep(PAUSE);
+                }
+            }
+        }
+        asked
+    };
+    thread::scope(|scope| {
+        let askers: Vec<_> = running
+            .clients
+            .iter()
+            .map(|client| scope.spawn(move || ask(client)))
+            .collect();
+        let _over = Over(&over);
+        let done = work();
+        drop(_over);
+        for asker in askers {
+            assert!(asker.join().unwrap() > 0);
+        }
+        done
+    })
+}
+
+/// How many programs of ours are on each hook, by link and direction.
+fn programs(running: &Running) -> Vec<(String, usize)> {
+    let node = running.world.node1();
+    let mut programs = Vec::new();
+    for link in [&*running.client_pod.host_link().name, &*node.uplink().name, TUNNEL] {
+        for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+            let ours = hooks::on(node, link, direction).unwrap().ours();
+            programs.push((format!("{link} {direction:?}"), ours));
+        }
+    }
+    programs
+}
+
+#[track_caller]
+fn are_alone(running: &Running) {
+    for (hook, ours) in programs(running) {
+        assert_eq!(ours, 1, "{hook}");
+    }
+    let draining = running.world.node1().bpffs().path().join("lb-agent/draining");
+    assert!(!draining.exists(), "{}", draining.display());
+}
+
+#[test]
+fn nothing_is_lost_when_maps_get_other_sizes() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    let mut agent = running.agent();
+    for maps in [Maps::Resized, Maps::Small, Maps::Resized] {
+        let when = format!("{maps:?}");
+        agent = while_asked(&running, || {
+            agent.stop().unwrap();
+            let mut next = Agent::start(running.world.node1(), &running.world.source, &of(maps)).unwrap();
+            next.wait_for_log(SOON, ENDED).unwrap();
+            next
+        });
+        are_alone(&running);
+        Running::still_answer(&when, &mut connections);
+        running.new_ones_are_answered();
+        connections.extend(running.connections());
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_at_any_moment_of_it_leaves_what_the_next_one_goes_on_with() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    let mut agent = running.agent();
+    // Before the first link, between links, in the moment of the switch, and behind it.
+    let moments = ["started", "link is served", "ready", "carrying its flows over"];
+    let (mut now, mut other) = (Maps::Small, Maps::Resized);
+    for (moment, stays) in moments.into_iter().flat_map(|moment| [(moment, true), (moment, false)]) {
+        let when = format!(
+            "killed at {moment:?}, followed by one of {}",
+            if stays { "its sizes" } else { "those before" }
+        );
+        agent = while_asked(&running, || {
+            agent.kill().unwrap();
+            let node = running.world.node1();
+            let mut killed = Agent::spawn(node, &running.world.source, &of(other)).unwrap();
+            killed.wait_for_log(SOON, moment).unwrap();
+            killed.kill().unwrap();
+            let next = if stays { other } else { now };
+            let next = Agent::start(node, &running.world.source, &of(next)).unwrap();
+            eventually(SOON, "one program on each hook", || {
+                Ok(programs(&running).iter().all(|(_, ours)| *ours == 1).then_some(()))
+            })
+            .unwrap();
+            next
+        });
+        Running::still_answer(&when, &mut connections);
+        running.new_ones_are_answered();
+        if stays {
+            (now, other) = (other, now);
+        }
+    }
+    agent.stop().unwrap();
+    are_alone(&running);
+}
+
+#[test]
+fn cleanup_in_the_middle_of_it_takes_both() {
+    if other_than(Plane::Ebpf, "maps have a size") {
+        return;
+    }
+    let mut running = running();
+    running.agent().stop().unwrap();
+    let node = running.world.node1();
+    let mut agent = Agent::spawn(node, &running.world.source, &of(Maps::Resized)).unwrap();
+    agent.wait_for_log(SOON, "link is served").unwrap();
+    agent.kill().unwrap();
+    let output = agent::cleanup(node).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for (hook, ours) in programs(&running) {
+        assert_eq!(ours, 0, "{hook}");
+    }
+    if Feature::Tcx.is_there().unwrap() {
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains("draining link"), "{said}");
+    }
+    assert!(!node.bpffs().path().join("lb-agent").exists());
+}
