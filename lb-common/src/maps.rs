@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 4 + cfg!(feature = "next-layout") as u32;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";

@@ -6,18 +6,23 @@ use std::thread;
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use lb_tests::agent::{self, Agent, Maps, Options};
+use lb_tests::agent::{self, Agent, Build, Maps, Options};
 use lb_tests::hooks;
 use lb_tests::interrupt::eventually;
 use lb_tests::kernel::Feature;
 use lb_tests::network::plan::TUNNEL;
 use lb_tests::plane::{Plane, other_than};
 
-use crate::fixture::{BOTH, SOON, frontends};
+use lb_tests::client::Protocol;
+
+use crate::fixture::{BOTH, SOON, becomes, frontends, names};
 use crate::restart::{Running, running};
 
 /// What an agent says when programs of the one before are gone.
 const ENDED: &str = "programs of an earlier agent are gone";
+
+/// What it says when those begin no flow any more, and go on with what they have.
+const DRAINS: &str = "(--drain)";
 
 /// Between two questions of one client.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -26,6 +31,21 @@ fn of(maps: Maps) -> Options {
     Options {
         maps,
         ..Options::default()
+    }
+}
+
+fn built(build: Build, args: &[&str]) -> Options {
+    Options {
+        build,
+        args: args.iter().map(Into::into).collect(),
+        ..Options::default()
+    }
+}
+
+fn other(build: Build) -> Build {
+    match build {
+        Build::Usual => Build::NextLayout,
+        Build::NextLayout => Build::Usual,
     }
 }
 
@@ -180,4 +200,125 @@ fn cleanup_in_the_middle_of_it_takes_both() {
         assert!(said.contains("draining link"), "{said}");
     }
     assert!(!node.bpffs().path().join("lb-agent").exists());
+}
+
+#[test]
+fn nothing_is_lost_by_an_upgrade_to_another_layout_nor_by_the_way_back() {
+    if other_than(Plane::Ebpf, "maps have a layout") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    let mut agent = running.agent();
+    for (round, build) in [Build::NextLayout, Build::Usual, Build::NextLayout]
+        .into_iter()
+        .enumerate()
+    {
+        let when = format!("round {round}, {build:?}");
+        agent = while_asked(&running, || {
+            agent.stop().unwrap();
+            let mut next = Agent::start(running.world.node1(), &running.world.source, &built(build, &[])).unwrap();
+            next.wait_for_log(SOON, DRAINS).unwrap();
+            next
+        });
+        for (hook, ours) in programs(&running) {
+            assert_eq!(ours, 2, "{hook}, {when}");
+        }
+        Running::still_answer(&when, &mut connections);
+        running.new_ones_are_answered();
+        connections.extend(running.connections());
+        Running::still_answer(&when, &mut connections);
+    }
+    // One of the same layout goes on with it.
+    agent.kill().unwrap();
+    Running::still_answer("without an agent", &mut connections);
+    let mut agent = while_asked(&running, || {
+        let node = running.world.node1();
+        Agent::start(node, &running.world.source, &built(Build::NextLayout, &["--drain=1s"])).unwrap()
+    });
+    agent.wait_for_log(SOON, ENDED).unwrap();
+    are_alone(&running);
+    running.new_ones_are_answered();
+}
+
+#[test]
+fn what_another_layout_has_open_ends_when_its_time_is_up_and_whoever_comes_is_answered_all_the_time() {
+    if other_than(Plane::Ebpf, "maps have a layout") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    let agent = running.agent();
+    let mut agent = while_asked(&running, || {
+        agent.stop().unwrap();
+        let options = built(Build::NextLayout, &["--drain=3s"]);
+        let mut next = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
+        next.wait_for_log(SOON, DRAINS).unwrap();
+        Running::still_answer("as long as they may", &mut connections);
+        next.wait_for_log(SOON, ENDED).unwrap();
+        next
+    });
+    are_alone(&running);
+    assert!(agent.wait_for_log(SOON, DRAINS).unwrap().contains("seconds=3"));
+    running.new_ones_are_answered();
+}
+
+#[test]
+fn an_agent_of_another_layout_may_be_killed_at_any_moment() {
+    if other_than(Plane::Ebpf, "maps have a layout") {
+        return;
+    }
+    let mut running = running();
+    let mut connections = running.connections();
+    let mut agent = running.agent();
+    let mut now = Build::Usual;
+    let moments = ["started", "link is served", "ready", DRAINS];
+    for (moment, stays) in moments.into_iter().flat_map(|moment| [(moment, true), (moment, false)]) {
+        let next = if stays { other(now) } else { now };
+        let when = format!("{:?} killed at {moment:?}, followed by {next:?}", other(now));
+        agent = while_asked(&running, || {
+            agent.kill().unwrap();
+            let node = running.world.node1();
+            let mut killed = Agent::spawn(node, &running.world.source, &built(other(now), &[])).unwrap();
+            killed.wait_for_log(SOON, moment).unwrap();
+            killed.kill().unwrap();
+            Agent::start(node, &running.world.source, &built(next, &[])).unwrap()
+        });
+        Running::still_answer(&when, &mut connections);
+        running.new_ones_are_answered();
+        now = next;
+    }
+    drop(agent);
+}
+
+#[test]
+fn datagrams_of_a_flow_that_drains_leave_a_backend_that_goes() {
+    if other_than(Plane::Ebpf, "maps have a layout") {
+        return;
+    }
+    let mut running = running();
+    let agent = running.agent();
+    let outside = &running.clients[1];
+    let mut flows = Vec::new();
+    for to in frontends(&running.service, running.world.node1()) {
+        // As many as it takes for some to go to the backend that is to go.
+        for _ in 0..6 {
+            flows.push(outside.connect(Protocol::Udp, to).unwrap());
+        }
+    }
+    flows.iter_mut().for_each(|flow| drop(flow.ask("who").unwrap()));
+    agent.stop().unwrap();
+    let options = built(Build::NextLayout, &[]);
+    let mut agent = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
+    agent.wait_for_log(SOON, DRAINS).unwrap();
+    let [stays, _] = &running.pods;
+    running.world.apply(&running.service.clone().with_endpoints([stays]));
+    let stays = names([stays]);
+    for mut flow in flows {
+        becomes(
+            "a flow that drained",
+            || flow.ask("who"),
+            |outcome| outcome.as_ref().is_ok_and(|answer| stays.contains(&answer.server)),
+        );
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Running {
     pub(crate) world: World,
     pub(crate) clients: Vec<Client>,
     pub(crate) client_pod: Pod,
-    pods: [Pod; 2],
+    pub(crate) pods: [Pod; 2],
     pub(crate) service: Service,
 }
 

@@ -221,6 +221,10 @@ impl Pins {
     /// What serves is to drain. The unfilled maps take its place.
     pub(super) fn step_aside(&self) -> anyhow::Result<()> {
         create(&self.draining())?;
+        // What this agent has made for its links, if none was there of its layout.
+        if !self.maps().try_exists()? && self.link_names()?.is_empty() {
+            Generation(self.root.join(&self.version)).remove()?;
+        }
         for version in self.versions()? {
             let (from, to) = (self.root.join(&version), self.draining().join(&version));
             fs::rename(&from, &to).with_context(|| format!("cannot move {} to {}", from.display(), to.display()))?;
