@@ -254,8 +254,6 @@ pub struct EbpfPlane {
     is_waiting: bool,
     /// Who sees to the end of programs that drain.
     drain: Option<Drain>,
-    /// They drained before this agent came: it does not know what became of their backends until then.
-    has_drained: bool,
     last_tick: Instant,
     _lock: Arc<Lock>,
 }
@@ -337,7 +335,6 @@ impl EbpfPlane {
             has_unfilled_maps,
             is_waiting,
             drain,
-            has_drained,
             hooks,
             pins,
             cgroup: options.cgroup,
@@ -359,7 +356,7 @@ impl EbpfPlane {
             sockets.look();
         }
         if let Some(drain) = &self.drain {
-            drain.backend_is_gone();
+            drain.backends_are(|| self.services.serving_udp());
         }
     }
 
@@ -398,8 +395,8 @@ impl Plane for EbpfPlane {
         if let Some(sockets) = &self.host_sockets {
             sockets.look();
         }
-        if let Some(drain) = self.drain.as_ref().filter(|_| self.has_drained) {
-            drain.backend_is_gone();
+        if let Some(drain) = &self.drain {
+            drain.backends_are(|| self.services.serving_udp());
         }
         Ok(outcome)
     }
@@ -473,14 +470,11 @@ fn beside(pins: &Pins, loaded: &Loaded) -> anyhow::Result<Before> {
         }
     };
     let mut stage = Stage::open(&folder)?.context("there is no map of what programs do")?;
-    if matches!(loaded.origin, Origin::Resized(_) | Origin::New) && is_there {
+    if is_there {
         stage.set_side(drain::other_side(pins)?)?;
     }
-    // Those that drain are on the same maps: it is changed when they are gone.
-    if loaded.origin != Origin::Drained {
-        let is_beside = is_there || pins.has_draining()?;
-        stage.set(if is_beside { BESIDE } else { SERVES })?;
-    }
+    let is_beside = is_there || pins.has_draining()?;
+    stage.set(if is_beside { BESIDE } else { SERVES })?;
     Ok(Before {
         is_there,
         side: stage.side()?,

@@ -17,11 +17,13 @@
 //! on. One whose own layout it is that drains takes those maps again, with all that is in them; the other one drains then.
 
 use std::{
+    collections::HashSet,
     io,
+    net::{IpAddr, SocketAddr},
     path::Path,
     sync::{
-        Arc,
-        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+        Arc, Weak,
+        mpsc::{self, Receiver, RecvError, RecvTimeoutError, Sender},
     },
     thread,
     time::Duration,
@@ -30,7 +32,7 @@ use std::{
 use anyhow::Context as _;
 use lb_common::{
     maps,
-    stage::{BESIDE, DRAINS_TO_BE_CARRIED, SERVES, SIDES},
+    stage::{DRAINS_TO_BE_CARRIED, SERVES, SIDES},
 };
 use tracing::{info, warn};
 
@@ -53,15 +55,21 @@ const LOOK: Duration = Duration::from_secs(10);
 /// For so long it is waited in any case: whoever has just been asked something may answer.
 const AT_LEAST: Duration = Duration::from_secs(60);
 
+/// Bytes of an address.
+const ADDRESS: usize = 16;
+
 /// Whoever sees to the end of what drains. It ends with those that can tell it something.
 #[derive(Clone, Debug)]
-pub(super) struct Drain(Sender<Told>);
+pub(super) struct Drain {
+    told: Sender<Told>,
+    /// Lives as long as anybody hears it.
+    hearer: Weak<()>,
+}
 
 /// What it is told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Told {
     LinksHaveOurs,
-    BackendIsGone,
+    BackendsAre(HashSet<SocketAddr>),
 }
 
 impl Drain {
@@ -69,13 +77,15 @@ impl Drain {
     /// `carried`.
     pub(super) fn start(pins: Pins, time: Duration, carried: bool, lock: Arc<Lock>) -> io::Result<Self> {
         let (told, hears) = mpsc::channel();
+        let lives = Arc::new(());
+        let hearer = Arc::downgrade(&lives);
         let end = End { pins, time, carried };
         let work = move || {
             end.follow(&hears);
-            drop(lock);
+            drop((lock, lives));
         };
         thread::Builder::new().name("drain".to_owned()).spawn(work)?;
-        Ok(Self(told))
+        Ok(Self { told, hearer })
     }
 
     /// Each link that there was has our programs.
@@ -83,14 +93,16 @@ impl Drain {
         self.tell(Told::LinksHaveOurs);
     }
 
-    /// A backend of UDP serves no more, which only our maps say.
-    pub(super) fn backend_is_gone(&self) {
-        self.tell(Told::BackendIsGone);
+    /// These are all backends of UDP that serve: which only our maps say.
+    pub(super) fn backends_are(&self, serving: impl FnOnce() -> HashSet<SocketAddr>) {
+        if self.hearer.strong_count() > 0 {
+            self.tell(Told::BackendsAre(serving()));
+        }
     }
 
     fn tell(&self, what: Told) {
         // If nothing drains any more, nobody is there.
-        let _ = self.0.send(what);
+        let _ = self.told.send(what);
     }
 }
 
@@ -102,9 +114,12 @@ struct End {
 
 impl End {
     fn follow(&self, hears: &Receiver<Told>) {
-        while hears.recv() != Ok(Told::LinksHaveOurs) {
-            if hears.recv_timeout(Duration::ZERO) == Err(RecvTimeoutError::Disconnected) {
-                return;
+        let mut serving = None;
+        loop {
+            match hears.recv() {
+                Ok(Told::LinksHaveOurs) => break,
+                Ok(Told::BackendsAre(backends)) => serving = Some(backends),
+                Err(RecvError) => return,
             }
         }
         loop {
@@ -116,8 +131,11 @@ impl End {
                     RETRY
                 }
             };
+            if let Some(serving) = serving.take() {
+                self.let_datagrams_go(&serving);
+            }
             match hears.recv_timeout(pause) {
-                Ok(Told::BackendIsGone) => self.let_datagrams_go(),
+                Ok(Told::BackendsAre(backends)) => serving = Some(backends),
                 Ok(Told::LinksHaveOurs) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -128,9 +146,15 @@ impl End {
     fn step(&self) -> anyhow::Result<Option<Duration>> {
         let maps = self.pins.maps();
         let mut ours = Stage::open(&maps)?.context("there is no map of what programs do")?;
-        self.switch(&mut ours)?;
+        self.switch()?;
         let mut pause = None;
         for generation in self.pins.drained()? {
+            // On our own maps, from before others were between: ours have their flows.
+            if is_same_map(maps::FLOWS, &generation.maps(), &maps).unwrap_or(false) {
+                take_off(Which::Former(ours.side()?))?;
+                generation.remove()?;
+                continue;
+            }
             if let Some(left) = self.left(&generation)? {
                 pause = Some(pause.unwrap_or(left).min(left));
             }
@@ -146,17 +170,7 @@ impl End {
     }
 
     /// From here on ours begin what begins.
-    fn switch(&self, ours: &mut Stage) -> anyhow::Result<()> {
-        for generation in self.pins.drained()? {
-            // The same maps: those on hooks before the others' give way to those behind, and nothing has begun since.
-            if is_same_map(maps::STAGE, &generation.maps(), &self.pins.maps()).unwrap_or(false) {
-                take_off(Which::Former(ours.side()?))?;
-                generation.remove()?;
-            }
-        }
-        if ours.get()? != BESIDE {
-            ours.set(BESIDE)?;
-        }
+    fn switch(&self) -> anyhow::Result<()> {
         for generation in self.pins.drained()? {
             let Some(mut stage) = Stage::open(&generation.maps())? else {
                 continue;
@@ -204,13 +218,23 @@ impl End {
         }
     }
 
-    /// Programs that drain know nothing of what becomes of their backends. Of a TCP connection the backend ends with its
-    /// client; datagrams go where ours say from now on, as they do where a backend goes otherwise.
-    fn let_datagrams_go(&self) {
+    /// Programs that drain know nothing of what becomes of their backends. Datagrams to one that is gone go where ours say
+    /// from now on, as they do where nothing drains; a TCP connection ends with its backend.
+    fn let_datagrams_go(&self, serving: &HashSet<SocketAddr>) {
+        // In whatever layout, a row has the address of its backend somewhere, and the port.
+        let serving: HashSet<([u8; ADDRESS], [u8; 2])> = serving
+            .iter()
+            .map(|backend| (octets(backend.ip()), backend.port().to_be_bytes()))
+            .collect();
+        let addresses: HashSet<[u8; ADDRESS]> = serving.iter().map(|(address, _)| *address).collect();
+        let serves = |row: &[u8]| {
+            let mut addresses = row.array_windows().filter(|window| addresses.contains(*window));
+            addresses.any(|address| row.array_windows().any(|port| serving.contains(&(*address, *port))))
+        };
         let let_go = || -> anyhow::Result<()> {
             for generation in self.pins.drained()? {
                 if !is_same_map(maps::BACKENDS, &generation.maps(), &self.pins.maps())? {
-                    RawMap::open(&generation.maps(), maps::BACKENDS)?.clear_array()?;
+                    RawMap::open(&generation.maps(), maps::BACKENDS)?.clear_array(|row| !serves(row))?;
                 }
             }
             Ok(())
@@ -218,6 +242,14 @@ impl End {
         if let Err(error) = let_go() {
             warn!("datagrams of flows that an earlier agent began may go to backends that are gone: {error:#}");
         }
+    }
+}
+
+/// An address as rows have it, IPv4 mapped into IPv6.
+fn octets(ip: IpAddr) -> [u8; ADDRESS] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
     }
 }
 
@@ -273,7 +305,7 @@ fn end_carried(pins: &Pins, generation: &Generation) -> anyhow::Result<()> {
 /// drains since before goes.
 pub(super) fn step_aside(pins: &Pins) -> anyhow::Result<()> {
     for generation in pins.drained()? {
-        if is_same_map(maps::STAGE, &generation.maps(), &pins.unfilled_maps()).unwrap_or(false) {
+        if is_same_map(maps::FLOWS, &generation.maps(), &pins.unfilled_maps()).unwrap_or(false) {
             continue;
         }
         warn!("programs of the agent before the last one go: flows that they have still break");

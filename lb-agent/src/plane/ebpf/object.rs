@@ -175,13 +175,14 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         Origin::Adopted => pins.maps(),
         Origin::Resized(_) | Origin::Drained | Origin::New => pins.unfilled_maps(),
     };
+    // What programs do is theirs alone, whatever maps they share with those before.
+    let shared = PINNED.into_iter().filter(|name| *name != maps::STAGE);
     match &origin {
         Origin::Resized(names) => {
-            // Each agent has its own of this one.
-            let is_same = |name: &&str| !names.contains(name) && *name != maps::STAGE;
-            carry::pin_again(PINNED.into_iter().filter(is_same), &pins.maps(), &folder)?;
+            let same = shared.filter(|name| !names.contains(name));
+            carry::pin_again(same, &pins.maps(), &folder)?;
         }
-        Origin::Drained => carry::pin_again(PINNED, &pins.drained_of_ours().maps(), &folder)?,
+        Origin::Drained => carry::pin_again(shared, &pins.drained_of_ours().maps(), &folder)?,
         Origin::Adopted | Origin::New => {}
     }
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();

@@ -39,15 +39,15 @@ impl RawMap {
         unsafe { sys::first_key(self.map.as_fd(), &mut key) }.map(|found| !found)
     }
 
-    /// Makes every row of an array zero.
-    pub(super) fn clear_array(&self) -> anyhow::Result<()> {
+    /// Makes those rows of an array zero that `is_over`.
+    pub(super) fn clear_array(&self, is_over: impl Fn(&[u8]) -> bool) -> anyhow::Result<()> {
         ensure!(self.key_size == size_of::<u32>(), "not an array");
         let zero = vec![0_u8; self.value_size];
         let mut value = zero.clone();
         for index in 0..self.max_entries {
             // SAFETY: values have that size, and the keys of an array are `u32`.
             unsafe { sys::look_up_bytes(self.map.as_fd(), index, &mut value) }?;
-            if value != zero {
+            if value != zero && is_over(&value) {
                 // SAFETY: as above.
                 unsafe { sys::update_bytes(self.map.as_fd(), index, &zero) }?;
             }
