@@ -88,6 +88,7 @@ mod twin;
 
 pub use chain::{Attached, Way};
 pub use cleanup::{cleanup, remove_leftovers};
+pub use drain::draining_since;
 pub use events::{Events, counters};
 pub use explain::{Client, Explanation, Fate, Packet, Possible, ProgramOnLink, Sent, explain};
 pub use flows::{Flow, flows};

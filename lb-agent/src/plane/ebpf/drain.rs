@@ -26,7 +26,7 @@ use std::{
         mpsc::{self, Receiver, RecvError, RecvTimeoutError, Sender},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::Context as _;
@@ -256,6 +256,23 @@ fn octets(ip: IpAddr) -> [u8; ADDRESS] {
 /// Whether anything is translated by what drains, in any layout.
 fn has_flows(maps: &Path) -> anyhow::Result<bool> {
     Ok(!RawMap::open(maps, maps::FLOWS)?.is_empty()? || !RawMap::open(maps, maps::CONNECTED)?.is_empty()?)
+}
+
+/// Since when programs of an earlier agent under `bpffs` drain, if any do.
+///
+/// # Errors
+/// There is no bpffs, or this process may not look into it.
+pub fn draining_since(bpffs: &Path) -> anyhow::Result<Option<SystemTime>> {
+    let mut first = None;
+    for generation in Pins::new(bpffs)?.drained()? {
+        if let Some(stage) = Stage::open(&generation.maps())?
+            && stage.drains()?
+        {
+            let since = stage.since()?;
+            first = Some(first.unwrap_or(since).min(since));
+        }
+    }
+    Ok(first)
 }
 
 /// Makes what an agent left whole that ended while programs were to drain, before anything of it is looked at.

@@ -62,11 +62,15 @@ impl Stage {
         self.set(if is_carried { DRAINS_TO_BE_CARRIED } else { DRAINS })
     }
 
-    /// For how long they have begun nothing.
+    /// Since when they have begun nothing.
+    pub(super) fn since(&self) -> io::Result<SystemTime> {
+        Ok(UNIX_EPOCH + Duration::from_secs(self.row(stage::SINCE)?.into()))
+    }
+
+    /// For how long that is.
     pub(super) fn drained_for(&self) -> io::Result<Duration> {
-        let since = UNIX_EPOCH + Duration::from_secs(self.row(stage::SINCE)?.into());
-        // A clock that was put back makes it longer, never endless: it counts from now.
-        Ok(SystemTime::now().duration_since(since).unwrap_or_default())
+        // A clock that was put back makes it longer, by as much.
+        Ok(SystemTime::now().duration_since(self.since()?).unwrap_or_default())
     }
 
     fn row(&self, row: u32) -> io::Result<u32> {
