@@ -156,3 +156,33 @@ fn copy_all<K: Pod, V: Pod>(
         .map_err(|partial| partial.error)
         .with_context(|| format!("map {name}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use lb_common::{Port, flow::FORWARD, net::TCP};
+
+    use super::*;
+
+    const NOW: u64 = 1_000_000_000_000;
+
+    fn row(protocol: u8, flags: u8, silent: u64) -> Option<(bool, u64)> {
+        let end = (Address::ANY_V6, Port::NONE);
+        let value = FlowValue {
+            last_seen: NOW - silent,
+            flags,
+            ..FlowValue::EMPTY
+        };
+        worth(&FlowKey::new(FORWARD, protocol, end, end), &value, NOW)
+    }
+
+    #[test]
+    fn what_is_open_is_worth_more_than_what_has_just_ended_and_what_is_over_nothing() {
+        let quiet = row(TCP, 0, NOW / 2);
+        assert!(row(TCP, 0, 0) > quiet);
+        assert!(quiet > row(TCP, CLOSING, 0));
+        assert!(row(TCP, CLOSING, CLOSED).is_some());
+        assert_eq!(row(TCP, CLOSING, CLOSED + 1), None);
+        assert!(row(UDP, 0, DEFAULT_UDP_TIMEOUT).is_some());
+        assert_eq!(row(UDP, 0, DEFAULT_UDP_TIMEOUT + 1), None);
+    }
+}

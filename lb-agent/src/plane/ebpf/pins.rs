@@ -382,6 +382,63 @@ mod tests {
     }
 
     #[test]
+    fn what_steps_aside_drains_beside_ours_or_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("lb-agent");
+        let of = |version: &str| Pins {
+            root: root.clone(),
+            version: version.to_owned(),
+        };
+        let (old, new) = (of("v1"), of("v2"));
+        let fill = |pins: &Pins| {
+            pins.create().unwrap();
+            fs::write(pins.unfilled_maps().join("MAP"), &pins.version).unwrap();
+        };
+        fill(&old);
+        old.maps_are_filled().unwrap();
+        fs::write(old.link(LinkName::Cgroup("connect4")), "link").unwrap();
+
+        for round in ["taken back", "gone on with"] {
+            fill(&new);
+            new.step_aside().unwrap();
+            assert_eq!(fs::read_to_string(new.maps().join("MAP")).unwrap(), "v2", "{round}");
+            let draining = root.join("draining/v1");
+            assert_eq!(new.drained().unwrap(), [Generation(draining.clone())]);
+            assert_eq!(
+                new.links_before(LinkName::Cgroup("connect4")).unwrap(),
+                [draining.join("links/connect4")]
+            );
+            assert_eq!(old.drained_of_ours(), Generation(draining));
+            if round == "taken back" {
+                new.step_back(&new.drained().unwrap()).unwrap();
+                assert!(old.maps().exists() && !new.maps().exists() && !new.has_draining().unwrap());
+            }
+        }
+        new.remove_draining().unwrap();
+        assert_eq!(names(&root).unwrap(), ["v2"]);
+    }
+
+    #[test]
+    fn other_sizes_of_one_layout_step_aside_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins {
+            root: folder.path().join("lb-agent"),
+            version: "v1".to_owned(),
+        };
+        for content in ["old", "new"] {
+            pins.create().unwrap();
+            fs::write(pins.unfilled_maps().join("MAP"), content).unwrap();
+            match content {
+                "old" => pins.maps_are_filled().unwrap(),
+                _ => pins.step_aside().unwrap(),
+            }
+        }
+        let map = |folder: PathBuf| fs::read_to_string(folder.join("MAP")).unwrap();
+        assert_eq!(map(pins.maps()), "new");
+        assert_eq!(map(pins.drained_of_ours().maps()), "old");
+    }
+
+    #[test]
     fn what_was_never_filled_is_taken_back_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let pins = Pins {
