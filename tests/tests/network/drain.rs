@@ -13,7 +13,7 @@ use lb_tests::kernel::Feature;
 use lb_tests::network::plan::TUNNEL;
 use lb_tests::plane::{Plane, other_than};
 
-use lb_tests::client::Protocol;
+use lb_tests::client::{Connection, Protocol};
 
 use crate::fixture::{BOTH, SOON, becomes, frontends, names};
 use crate::restart::{Running, running};
@@ -25,7 +25,9 @@ const ENDED: &str = "programs of an earlier agent are gone";
 const DRAINS: &str = "(--drain)";
 
 /// Between two questions of one client.
-const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE: Duration = Duration::from_millis(20);
+/// Between two over a connection that stays.
+const AGAIN: Duration = Duration::from_millis(200);
 
 fn of(maps: Maps) -> Options {
     Options {
@@ -58,9 +60,9 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Has every client ask at every frontend over and over again, by a connection of its own each time, while `work` is done.
-/// None may fail.
-fn while_asked<T>(running: &Running, work: impl FnOnce() -> T) -> T {
+/// Has every client ask at every frontend over and over again, by a connection of its own each time, and over those that
+/// are open, while `work` is done. None may fail.
+fn while_asked<T>(running: &Running, open: &mut [(Connection, String)], work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     let ask = |client: &lb_tests::client::Client| {
         let mut asked = 0;
@@ -84,9 +86,16 @@ fn while_asked<T>(running: &Running, work: impl FnOnce() -> T) -> T {
             .iter()
             .map(|client| scope.spawn(move || ask(client)))
             .collect();
-        let _over = Over(&over);
+        let asked_again = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                Running::still_answer("meanwhile", open);
+                thread::sleep(AGAIN);
+            }
+        });
+        let is_over = Over(&over);
         let done = work();
-        drop(_over);
+        drop(is_over);
+        asked_again.join().unwrap();
         for asker in askers {
             assert!(asker.join().unwrap() > 0);
         }
@@ -126,7 +135,7 @@ fn nothing_is_lost_when_maps_get_other_sizes() {
     let mut agent = running.agent();
     for maps in [Maps::Resized, Maps::Small, Maps::Resized] {
         let when = format!("{maps:?}");
-        agent = while_asked(&running, || {
+        agent = while_asked(&running, &mut connections, || {
             agent.stop().unwrap();
             let mut next = Agent::start(running.world.node1(), &running.world.source, &of(maps)).unwrap();
             next.wait_for_log(SOON, ENDED).unwrap();
@@ -155,7 +164,7 @@ fn an_agent_that_is_killed_at_any_moment_of_it_leaves_what_the_next_one_goes_on_
             "killed at {moment:?}, followed by one of {}",
             if stays { "its sizes" } else { "those before" }
         );
-        agent = while_asked(&running, || {
+        agent = while_asked(&running, &mut connections, || {
             agent.kill().unwrap();
             let node = running.world.node1();
             let mut killed = Agent::spawn(node, &running.world.source, &of(other)).unwrap();
@@ -215,7 +224,7 @@ fn nothing_is_lost_by_an_upgrade_to_another_layout_nor_by_the_way_back() {
         .enumerate()
     {
         let when = format!("round {round}, {build:?}");
-        agent = while_asked(&running, || {
+        agent = while_asked(&running, &mut connections, || {
             agent.stop().unwrap();
             let mut next = Agent::start(running.world.node1(), &running.world.source, &built(build, &[])).unwrap();
             next.wait_for_log(SOON, DRAINS).unwrap();
@@ -232,7 +241,8 @@ fn nothing_is_lost_by_an_upgrade_to_another_layout_nor_by_the_way_back() {
     // One of the same layout goes on with it.
     agent.kill().unwrap();
     Running::still_answer("without an agent", &mut connections);
-    let mut agent = while_asked(&running, || {
+    drop(connections);
+    let mut agent = while_asked(&running, &mut [], || {
         let node = running.world.node1();
         Agent::start(node, &running.world.source, &built(Build::NextLayout, &["--drain=1s"])).unwrap()
     });
@@ -249,7 +259,7 @@ fn what_another_layout_has_open_ends_when_its_time_is_up_and_whoever_comes_is_an
     let mut running = running();
     let mut connections = running.connections();
     let agent = running.agent();
-    let mut agent = while_asked(&running, || {
+    let mut agent = while_asked(&running, &mut [], || {
         agent.stop().unwrap();
         let options = built(Build::NextLayout, &["--drain=3s"]);
         let mut next = Agent::start(running.world.node1(), &running.world.source, &options).unwrap();
@@ -276,7 +286,7 @@ fn an_agent_of_another_layout_may_be_killed_at_any_moment() {
     for (moment, stays) in moments.into_iter().flat_map(|moment| [(moment, true), (moment, false)]) {
         let next = if stays { other(now) } else { now };
         let when = format!("{:?} killed at {moment:?}, followed by {next:?}", other(now));
-        agent = while_asked(&running, || {
+        agent = while_asked(&running, &mut connections, || {
             agent.kill().unwrap();
             let node = running.world.node1();
             let mut killed = Agent::spawn(node, &running.world.source, &built(other(now), &[])).unwrap();

@@ -189,7 +189,7 @@ pub(super) fn attach_tcx(
         program: number(program),
         target: ifindex,
         attach_type: direction.tcx() as u32,
-        flags: behind.map_or(BPF_F_BEFORE, |_| BPF_F_AFTER | BPF_F_LINK as u32),
+        flags: behind.map_or(BPF_F_BEFORE, |_| BPF_F_AFTER | BPF_F_LINK),
         relative: behind.map_or(0, number),
         ..LinkCreateAttr::default()
     };
