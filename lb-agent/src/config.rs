@@ -26,7 +26,10 @@ pub use self::{
     given::Given,
     resolved::{Config, DEFAULT_BPFFS, DEFAULT_RUN_DIR, IpvsSettings, Source},
     settings::Settings,
-    values::{Algorithm, InvalidMark, InvalidTableSize, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
+    values::{
+        Algorithm, InvalidMark, InvalidTableSize, InvalidTime, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize,
+        Time,
+    },
 };
 
 /// The port of `/healthz` that load balancers expect.

@@ -130,6 +130,9 @@ pub trait LinkPlane {
     /// The plane holds a complete state: links that were [`LinkState::Waiting`] are to be told again.
     fn stop_waiting(&mut self);
 
+    /// Each link that was there at the start has had its turn, and the plane holds a complete state.
+    fn links_are_served(&mut self) {}
+
     /// Looks at a link that is to be served, for what others have done there. Says whether it is to be
     /// told again.
     fn look(&mut self, link: &Link) -> bool;
@@ -147,6 +150,10 @@ impl<P: LinkPlane + ?Sized> LinkPlane for Box<P> {
 
     fn stop_waiting(&mut self) {
         (**self).stop_waiting();
+    }
+
+    fn links_are_served(&mut self) {
+        (**self).links_are_served();
     }
 
     fn look(&mut self, link: &Link) -> bool {

@@ -99,6 +99,9 @@ pub struct Seen {
     /// What it knew last, if one has ever been here.
     #[serde(flatten)]
     pub status: Option<Status>,
+    /// Since when programs of an earlier agent go on with connections that this one could not take over, if any do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draining_since: Option<Timestamp>,
 }
 
 impl Seen {
@@ -122,7 +125,11 @@ impl Seen {
             }) if progress.ready && progress.failures.is_empty() => State::Ready,
             _ => State::Degraded,
         };
-        Ok(Self { state, status })
+        Ok(Self {
+            state,
+            status,
+            draining_since: None,
+        })
     }
 }
 

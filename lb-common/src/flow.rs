@@ -86,6 +86,7 @@ pub const REVERSE: u8 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowValue {
     /// When a packet last used this row, by the monotonic clock, in nanoseconds.
+    #[cfg(not(feature = "next-layout"))]
     pub last_seen: u64,
     /// Forward: the backend, the new destination. Reverse: the frontend, the new source.
     pub address: Address,
@@ -104,11 +105,20 @@ pub struct FlowValue {
     pub flags: u8,
     /// Zero.
     pub pad: [u8; 7],
+    /// When a packet last used this row, by the monotonic clock, in nanoseconds.
+    #[cfg(feature = "next-layout")]
+    pub last_seen: u64,
 }
 
+#[cfg(not(feature = "next-layout"))]
 map_type!(FlowValue: 48 {
     last_seen @ 0, address @ 8, port @ 24, client_port @ 26, backend @ 28, generation @ 32,
     service @ 36, flags @ 40, pad @ 41
+});
+#[cfg(feature = "next-layout")]
+map_type!(FlowValue: 48 {
+    address @ 0, port @ 16, client_port @ 18, backend @ 20, generation @ 24, service @ 28, flags @ 32, pad @ 33,
+    last_seen @ 40
 });
 
 impl FlowValue {

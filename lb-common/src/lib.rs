@@ -23,6 +23,7 @@ pub mod prefix;
 pub mod service;
 pub mod socket;
 pub mod source;
+pub mod stage;
 
 pub use address::AddressValue;
 pub use affinity::{AffinityKey, AffinityValue};

@@ -1,7 +1,7 @@
 //! Names and sizes of the maps, and the version of their layout.
 
 /// Names the folder of the pins; goes up with every change to a key, a value or the meaning of one.
-pub const LAYOUT_VERSION: u32 = 4;
+pub const LAYOUT_VERSION: u32 = 4 + cfg!(feature = "next-layout") as u32;
 
 /// Hash: [`ServiceKey`](crate::ServiceKey) → [`ServiceValue`](crate::ServiceValue).
 pub const SERVICES: &str = "SERVICES";
@@ -38,6 +38,8 @@ pub const SCRATCH: &str = "SCRATCH";
 pub const EVENTS: &str = "EVENTS";
 /// Per-CPU array of one row: [`EventBudget`](crate::event::EventBudget).
 pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
+/// Array: `u32`, the rows of [`stage`](crate::stage). The same in every layout.
+pub const STAGE: &str = "STAGE";
 /// Per-CPU array: [`Counter`](crate::Counter) → `u64`.
 pub const COUNTERS: &str = "COUNTERS";
 

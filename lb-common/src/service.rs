@@ -83,6 +83,7 @@ impl Range {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ServiceValue {
     /// Number of the service port, the same for all its frontends of one family; never 0.
+    #[cfg(not(feature = "next-layout"))]
     pub service: u32,
     /// For clients on this node: its pods and its own processes.
     pub near: Range,
@@ -92,8 +93,14 @@ pub struct ServiceValue {
     pub flags: u32,
     /// Seconds for which a client gets the same backend again after it has begun a flow; 0: never.
     pub affinity: u32,
+    /// Number of the service port, the same for all its frontends of one family; never 0.
+    #[cfg(feature = "next-layout")]
+    pub service: u32,
 }
 
+#[cfg(feature = "next-layout")]
+map_type!(ServiceValue: 28 { near @ 0, far @ 8, flags @ 16, affinity @ 20, service @ 24 });
+#[cfg(not(feature = "next-layout"))]
 map_type!(ServiceValue: 28 { service @ 0, near @ 4, far @ 12, flags @ 20, affinity @ 24 });
 
 /// Every client loses its address (`masqueradeAll`), and not only where the answer would not come back

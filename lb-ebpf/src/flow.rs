@@ -10,6 +10,7 @@ use lb_common::{
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE, MASQUERADED, REVERSE},
     service::{HASHED, MASQUERADE_ALL},
+    stage::SIDES,
 };
 
 use crate::{
@@ -19,6 +20,7 @@ use crate::{
     maps::FLOWS,
     packet::Packet,
     service::{self, Chosen},
+    stage,
 };
 
 /// How often a new flow draws a slot before it takes another source port as well.
@@ -27,6 +29,9 @@ const SLOT_ATTEMPTS: u32 = 4;
 const HASHED_ATTEMPTS: u32 = 1;
 /// How often it draws in all.
 pub(crate) const ATTEMPTS: u32 = 8;
+
+/// Some servers trust a client below it (NFS does), so it keeps its port whatever that collides with.
+const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
 /// Nanoseconds that a backend may be in TIME-WAIT (Linux: `TCP_TIMEWAIT_LEN`).
 pub(crate) const TIME_WAIT: u64 = 60_000_000_000;
@@ -143,10 +148,11 @@ pub(crate) fn begin(
     let Some(chosen) = service::choose(client.range(service), remembered, draw) else {
         return Err(Failure::NoBackend);
     };
-    let client_port = if attempt < slot_attempts {
+    let may_keep_port = !stage::is_beside() | (packet.key.source_port.get() < FIRST_UNPRIVILEGED_PORT);
+    let client_port = if (attempt < slot_attempts) & may_keep_port {
         Port::NONE
     } else {
-        other_port()
+        other_port(stage::side())
     };
     *row = forward_row(packet, service, &chosen, client, client_port, now);
     // As long as there are others. What is taken at the end is better than nothing.
@@ -193,6 +199,10 @@ pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
 pub(crate) fn guard(packet: &Packet) {
     let key = &packet.key;
     if packet.is_connected() || !service::is_node_port(&key.source, key.source_port, key.protocol) {
+        return;
+    }
+    if stage::is_beside() {
+        // It may be the answer to a client of the programs before, which is not to be shut out.
         return;
     }
     let now = now();
@@ -287,9 +297,10 @@ pub(crate) fn random() -> u32 {
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// A source port for a client that cannot have its own.
+/// A source port for a client that cannot have its own, of those of a [side](lb_common::stage::SIDE).
 #[inline(always)]
-pub(crate) fn other_port() -> Port {
-    let span = u64::from(LAST_SNAT_PORT - FIRST_SNAT_PORT) + 1;
-    Port::new(FIRST_SNAT_PORT + ((u64::from(random()) * span) >> 32) as u16)
+pub(crate) fn other_port(side: u16) -> Port {
+    let span = (u64::from(LAST_SNAT_PORT - FIRST_SNAT_PORT) + 1) / u64::from(SIDES);
+    let place = ((u64::from(random()) * span) >> 32) as u16;
+    Port::new(FIRST_SNAT_PORT + place * SIDES as u16 + side)
 }

@@ -24,7 +24,7 @@ use crate::{
     rewrite::{self, End},
     sctp,
     service::{self, NoService},
-    trace,
+    stage, trace,
     verdict::{PASS, because, step},
     vlan,
 };
@@ -241,11 +241,13 @@ fn known(packet: &Packet, copy: &mut FlowValue) -> Known {
 fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
     let key = &packet.key;
     let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
+        Ok(_) if stage::drains() => return pass(packet),
         Ok(service) => service,
         Err(flags) => return without_service(packet, flags),
     };
-    if packet.continues() & (service.flags & HASHED == 0) {
-        // Not ours: the kernel may know the connection from the proxy before us. (By a hash it leads where it did.)
+    if packet.continues() && (service.flags & HASHED == 0 || stage::is_beside()) {
+        // Not ours: the kernel may know the connection from the proxy before us. (By a hash it leads where it did, unless
+        // flows that begin get other ports.)
         count(Counter::PassedWithoutFlow as u32);
         return PASS;
     }
@@ -283,15 +285,20 @@ fn without_service(packet: &Packet, flags: u32) -> i32 {
         return PASS;
     }
     match NoService::at(&packet.key.destination, flags) {
+        NoService::Pass => pass(packet),
+        _ if stage::drains() => pass(packet),
         NoService::Refuse => step::REFUSE,
         NoService::Drop => because(Counter::DroppedUnallocated),
-        NoService::Pass => {
-            if packet.opens() {
-                flow::forget(packet, flow::now());
-            }
-            PASS
-        }
     }
+}
+
+/// A packet that begins nothing of ours.
+#[inline(always)]
+fn pass(packet: &Packet) -> i32 {
+    if packet.opens() {
+        flow::forget(packet, flow::now());
+    }
+    PASS
 }
 
 #[inline(always)]

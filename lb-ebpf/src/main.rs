@@ -32,6 +32,7 @@ mod rewrite;
 mod sctp;
 mod service;
 mod socket;
+mod stage;
 mod trace;
 mod verdict;
 mod vlan;

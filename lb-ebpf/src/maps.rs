@@ -16,6 +16,7 @@ use lb_common::{
         DEFAULT_SERVICES, DEFAULT_SLOTS, DEFAULT_SOURCE_RANGES, EVENTS_SIZE, FRAGMENTS_MAX, HELD_FRAGMENTS_MAX,
         OPTED_OUT_MAX, SOURCES_MAX,
     },
+    stage,
 };
 
 // Memory of these follows what they hold, not what they may hold.
@@ -66,6 +67,9 @@ pub(crate) static HELD_FRAGMENTS: Array<HeldFragment, { HELD_FRAGMENTS_MAX as us
 
 #[btf_map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
+
+#[btf_map]
+pub(crate) static STAGE: Array<u32, { stage::ROWS as usize }> = Array::new();
 
 #[btf_map]
 pub(crate) static COUNTERS: PerCpuArray<u64, { Counter::COUNT as usize }> = PerCpuArray::new();

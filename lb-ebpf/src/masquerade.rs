@@ -12,6 +12,7 @@ use lb_common::{
     Address, Counter, FlowKey, FlowValue, Port, SourceKey,
     flow::{CLOSING, FORWARD, MASQUERADED, REVERSE},
     source::ANY_LINK,
+    stage::SIDES,
 };
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     forward::{IPV4, IPV6},
     maps::{FLOWS, SOURCES},
     packet::Packet,
+    stage,
     verdict::{PASS, because, step},
     vlan,
 };
@@ -62,6 +64,12 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, asked: u32, now: u64) -> b
 #[inline(never)]
 pub(crate) fn begin<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     let skb = &SkBuff { skb };
+    if stage::drains() {
+        // The flow is of those behind, who are to be asked too.
+        // SAFETY: the context belongs to this run of the program.
+        unsafe { (*skb.skb).mark |= config::masquerade_mark() };
+        return PASS;
+    }
     let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
         return PASS;
     };
@@ -120,8 +128,15 @@ fn source(link: u32, client: &Address) -> Option<Address> {
 fn claim(packet: &Packet, source: &Address, row: &FlowValue) -> Option<Port> {
     let backend = (packet.key.destination, packet.key.destination_port);
     let mut key = FlowKey::new(FORWARD, packet.key.protocol, backend, (*source, Port::NONE));
+    let side = stage::side();
     for attempt in 0..ATTEMPTS {
-        key.destination_port = flow::other_port();
+        // Where there are not enough of them, those of the other side are better than none.
+        let side = if attempt < CAREFUL_ATTEMPTS {
+            side
+        } else {
+            flow::random() as u16 % SIDES as u16
+        };
+        key.destination_port = flow::other_port(side);
         if FLOWS.insert(&key, row, BPF_NOEXIST.into()).is_ok() {
             return Some(key.destination_port);
         }

@@ -17,7 +17,7 @@ use crate::{
     masquerade,
     packet::Packet,
     rewrite::{self, End},
-    sctp,
+    sctp, stage,
     verdict::{PASS, because, step},
     vlan,
 };
@@ -102,8 +102,9 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
 
 #[inline(always)]
 fn of_no_flow(packet: &Packet, asked: u32) -> i32 {
-    // Where the kernel masquerades, it has done so before this hook.
-    if (asked != 0) & config::masquerades() {
+    // Where the kernel masquerades, it has done so before this hook. Programs that drain ask those behind them, which may
+    // see to it in another way.
+    if asked != 0 && (config::masquerades() || stage::drains()) {
         return step::MASQUERADE;
     }
     flow::guard(packet);
@@ -131,9 +132,10 @@ fn take_mark(skb: &SkBuff) -> u32 {
     let mark = config::masquerade_mark();
     // SAFETY: the context belongs to this run of the program.
     let asked = unsafe { (*skb.skb).mark } & mark;
-    if asked != 0 {
-        // SAFETY: as above.
-        unsafe { (*skb.skb).mark &= !mark };
+    if asked == 0 {
+        return 0;
     }
+    // SAFETY: as above.
+    unsafe { (*skb.skb).mark &= !mark };
     asked
 }

@@ -19,6 +19,7 @@ use lb_common::{
     maps::CGROUP_LEVELS,
     net::{TCP, UDP},
     service::{NODE_IS_REFUSED, RESTRICTED},
+    stage::{BESIDE, DRAINS},
 };
 
 use crate::{
@@ -31,6 +32,7 @@ use crate::{
     flow,
     maps::OPTED_OUT,
     service::{self, Chosen, NoService},
+    stage,
 };
 
 /// The call goes on.
@@ -78,8 +80,13 @@ fn dial<F: Family>(ctx: &SockAddrContext, call: Call) -> i32 {
     let Some(mut dialled) = peer::<F>(ctx) else {
         return ALLOW;
     };
-    if call == Call::Connect {
+    let stage = stage::stage();
+    // What those before have just written is not to be forgotten: the maps may be the same.
+    if call == Call::Connect && stage != BESIDE {
         memory::forget_connection(ctx);
+    }
+    if stage >= DRAINS {
+        return ALLOW;
     }
     dialled.address = or_loopback(dialled.address);
     let draw = match call {
@@ -233,7 +240,7 @@ fn translate_of_pod<F: Family>(ctx: &SockAddrContext, dialled: &Peer, call: Call
             return;
         }
     }
-    memory::forget_correspondent(ctx, dialled);
+    forget_correspondent(ctx, dialled);
 }
 
 /// Sends the socket there instead. Says whether that is a new flow.
@@ -275,9 +282,17 @@ fn without_service(ctx: &SockAddrContext, dialled: &Peer, flags: u32) -> i32 {
         NoService::Drop => denied(dialled, Counter::DroppedUnallocated),
         NoService::Pass => {
             // It may be a backend that the socket reached by a service before.
-            memory::forget_correspondent(ctx, dialled);
+            forget_correspondent(ctx, dialled);
             ALLOW
         }
+    }
+}
+
+/// What is no service's may be what programs before these have made of one.
+#[inline(always)]
+fn forget_correspondent(ctx: &SockAddrContext, dialled: &Peer) {
+    if !stage::is_beside() {
+        memory::forget_correspondent(ctx, dialled);
     }
 }
 

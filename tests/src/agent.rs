@@ -38,6 +38,16 @@ pub enum Maps {
     Default,
 }
 
+/// Which agent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Build {
+    /// The one that is tested.
+    #[default]
+    Usual,
+    /// One that keeps its flows in another layout, as a version to come may.
+    NextLayout,
+}
+
 /// How an agent is started, beyond what the node and the source say.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -48,6 +58,8 @@ pub struct Options {
     pub args: Vec<OsString>,
     /// Variables of its environment.
     pub env: Vec<(OsString, OsString)>,
+    /// Which agent it is.
+    pub build: Build,
     /// A program that starts it, and the arguments before its own.
     pub launcher: Vec<OsString>,
 }
@@ -88,7 +100,7 @@ impl Agent {
         let log = Log { folder: Folder::new()? };
         let file = File::create(log.path()).context("making the agent's log")?;
         let is_plane_said = is_said(options, "--plane");
-        let mut command = launched(on_node(node, "run", is_plane_said)?, &options.launcher);
+        let mut command = launched(on_node(node, options.build, "run", is_plane_said)?, &options.launcher);
         command
             .arg("--cgroup")
             .arg(node.cgroup().path())
@@ -222,7 +234,7 @@ pub fn cleanup(node: &Node) -> Result<Output> {
 
 /// Runs one of the agent's commands that end by themselves on a node.
 pub fn offline(node: &Node, verb: &str, args: &[&str]) -> Result<Output> {
-    let mut command = on_node(node, verb, true)?;
+    let mut command = on_node(node, Build::Usual, verb, true)?;
     command
         .args(args)
         .stdin(Stdio::null())
@@ -291,8 +303,11 @@ fn launched(command: Command, launcher: &[OsString]) -> Command {
 }
 
 /// The command `lb-agent VERB` with what every verb needs to know of the node, and with its plane unless that is said.
-fn on_node(node: &Node, verb: &str, is_plane_said: bool) -> Result<Command> {
-    let mut command = Command::new(binary()?);
+fn on_node(node: &Node, build: Build, verb: &str, is_plane_said: bool) -> Result<Command> {
+    let mut command = Command::new(match build {
+        Build::Usual => binary()?,
+        Build::NextLayout => binary_of_next_layout()?,
+    });
     command.arg(verb).arg("--bpffs").arg(node.bpffs().path());
     // In the environment, since not every verb has use for it.
     command.env("LB_AGENT_RUN_DIR", node.run_dir());
@@ -305,4 +320,10 @@ fn on_node(node: &Node, verb: &str, is_plane_said: bool) -> Result<Command> {
 /// The agent's program: the one that `LB_AGENT` names, else the one that cargo built beside this program.
 pub fn binary() -> Result<PathBuf> {
     program("lb-agent", "LB_AGENT").map(|path| path.canonicalize().unwrap_or(path))
+}
+
+/// The program of [`Build::NextLayout`], which xtask builds where tests need it.
+pub fn binary_of_next_layout() -> Result<PathBuf> {
+    let path = std::env::var_os("LB_AGENT_NEXT_LAYOUT").map(PathBuf::from);
+    path.context("LB_AGENT_NEXT_LAYOUT names no program: `cargo xtask` builds one and sets it")
 }

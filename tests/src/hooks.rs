@@ -131,7 +131,12 @@ fn paths(node: &Node) -> Result<Vec<PathBuf>> {
     let mut pins = Vec::new();
     let root = node.bpffs().path().join("lb-agent");
     for version in fs::read_dir(&root).with_context(|| root.display().to_string())? {
-        for pin in fs::read_dir(version?.path().join("links"))? {
+        let version = version?;
+        // The others hold what is not filled yet, and what drains.
+        if !version.file_name().to_string_lossy().starts_with('v') {
+            continue;
+        }
+        for pin in fs::read_dir(version.path().join("links"))? {
             let path = pin?.path();
             if path.to_string_lossy().contains("gress-") {
                 pins.push(path);

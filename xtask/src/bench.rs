@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn run_on(line: Line, args: &Args) -> Result<()> {
     setup::packages(&[])?;
     vm::packages()?;
-    build_ebpf::build(&setup::bpf_tools()?, false)?;
+    build_ebpf::build(&setup::bpf_tools()?, build_ebpf::Kind::Usual)?;
     let profile = if args.debug { Profile::Dev } else { Profile::Release };
     lab::build(profile)?;
     let lab = lab::program("lab", profile)?;

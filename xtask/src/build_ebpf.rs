@@ -29,7 +29,8 @@ pub struct Args {
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
     let tools = setup::bpf_tools()?;
-    let object = build(&tools, args.log)?;
+    let kind = if args.log { Kind::Logging } else { Kind::Usual };
+    let object = build(&tools, kind)?;
     run::say(format_args!("BPF object: {}", object.display()));
     if args.report {
         return lab::run(&lab::REPORT, &[], &[]);
@@ -37,11 +38,28 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// What is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What is released
+    Usual,
+    /// With log messages
+    Logging,
+    /// With another layout of the maps, beside the usual one
+    NextLayout,
+}
+
 /// Builds the object, checks it, and puts it where lb-agent's build script looks for it.
-pub fn build(tools: &BpfTools, log: bool) -> Result<PathBuf> {
+pub fn build(tools: &BpfTools, kind: Kind) -> Result<PathBuf> {
     let mut cargo = cargo(tools, "build")?;
-    if log {
-        cargo.args(["--features", "log"]);
+    match kind {
+        Kind::Usual => {}
+        Kind::Logging => {
+            cargo.args(["--features", "log"]);
+        }
+        Kind::NextLayout => {
+            cargo.args(["--features", "next-layout"]);
+        }
     }
     if !run::show(&mut cargo, BUILD_LIMIT)?.success() {
         bail!("lb-ebpf does not build; its messages are above");
@@ -49,7 +67,10 @@ pub fn build(tools: &BpfTools, log: bool) -> Result<PathBuf> {
     let built = workspace::ebpf_target_dir().join(TARGET).join(PROFILE).join("lb-ebpf");
     let bytes = std::fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     object::check(&bytes)?;
-    let place = workspace::ebpf_object();
+    let place = match kind {
+        Kind::Usual | Kind::Logging => workspace::ebpf_object(),
+        Kind::NextLayout => workspace::ebpf_object().with_file_name("lb-ebpf-next-layout.o"),
+    };
     write_if_changed(&place, &bytes)?;
     Ok(place)
 }

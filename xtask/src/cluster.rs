@@ -24,7 +24,7 @@ pub fn run(args: &[OsString]) -> Result<()> {
         return lab::run(&lab::CLUSTER, args, &[]);
     }
     let tools = workspace::tools_dir()?;
-    build_ebpf::build(&setup::bpf_tools()?, false)?;
+    build_ebpf::build(&setup::bpf_tools()?, build_ebpf::Kind::Usual)?;
     lab::build(Profile::Dev)?;
     let helm = chart::helm(&tools)?;
     let coredns = go::tool(&tools, &COREDNS)?;

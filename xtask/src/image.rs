@@ -45,7 +45,7 @@ pub struct Args {
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
     let tools = setup::bpf_tools()?;
-    build_ebpf::build(&tools, false)?;
+    build_ebpf::build(&tools, build_ebpf::Kind::Usual)?;
     let mut cargo = workspace::cargo("build");
     cargo.args(["--release", "-p", "lb-agent"]);
     if !run::show(&mut cargo, BUILD_LIMIT)?.success() {

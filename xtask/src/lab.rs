@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::controlplane_build::{self, Component};
 use crate::packages::{self, Package};
-use crate::{build_ebpf, run, setup, workspace};
+use crate::{build_ebpf, next_layout, run, setup, workspace};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
@@ -155,7 +155,14 @@ impl Args {
 /// Builds all that the verb needs, and becomes `lab`, with these variables of the environment too.
 pub fn run(verb: &Verb, args: &[OsString], variables: &[(&str, &str)]) -> Result<()> {
     let tools = setup::bpf_tools()?;
-    build_ebpf::build(&tools, false)?;
+    build_ebpf::build(&tools, build_ebpf::Kind::Usual)?;
+    let mut variables = variables.to_vec();
+    let next_layout = next_layout::program()?;
+    if verb.name == CHAOS.name && args.iter().any(|arg| arg.to_string_lossy().contains("layout")) {
+        next_layout::build(&tools)?;
+        let path = next_layout.to_str().context("the path of this folder is not UTF-8")?;
+        variables.push((next_layout::VARIABLE, path));
+    }
     // Who only asks for help shall not wait for more than it takes to print it.
     if !args.iter().any(|arg| arg == "--help" || arg == "-h" || arg == "help") {
         setup::packages(verb.packages)?;
@@ -164,7 +171,7 @@ pub fn run(verb: &Verb, args: &[OsString], variables: &[(&str, &str)]) -> Result
     build(verb.profile)?;
     let mut lab = Command::new(program("lab", verb.profile)?);
     workspace::scrub(&mut lab);
-    lab.arg(verb.name).args(args).envs(variables.iter().copied());
+    lab.arg(verb.name).args(args).envs(variables);
     set_env(&mut lab, verb.profile)?;
     Err(run::exec(&mut lab))
 }

@@ -27,7 +27,7 @@ pub fn run() -> Result<()> {
     let tools = setup::bpf_tools()?;
     check("clippy on lb-ebpf", &mut clippy_for_bpf(&tools)?)?;
     // lb-agent embeds the object, so it has to be there before lb-agent can be looked at.
-    build_ebpf::build(&tools, false)?;
+    build_ebpf::build(&tools, build_ebpf::Kind::Usual)?;
     check(
         "clippy",
         workspace::cargo("clippy").args(["--all-targets", "--", "-Dwarnings"]),

@@ -18,6 +18,7 @@ mod image;
 mod lab;
 mod libraries;
 mod lint;
+mod next_layout;
 mod object;
 mod packages;
 mod plane;

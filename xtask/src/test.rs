@@ -12,7 +12,7 @@ use crate::count::Count;
 use crate::plane::Plane;
 use crate::results::Results;
 use crate::vm::{self, Job, Line, Memory, Program};
-use crate::{build_ebpf, chart, compatibility, image, lab, packages, run, setup, workspace};
+use crate::{build_ebpf, chart, compatibility, image, lab, next_layout, packages, run, setup, workspace};
 
 const LIMIT: Duration = Duration::from_secs(80 * 60);
 /// How parity runs in a guest: in the mode that decides.
@@ -139,7 +139,7 @@ fn run_here(args: &Args) -> Result<()> {
         setup::packages(&[packages::IPVSADM])?;
     }
     let tools = setup::bpf_tools()?;
-    build_ebpf::build(&tools, false)?;
+    build_ebpf::build(&tools, build_ebpf::Kind::Usual)?;
     if suites.contains(&Suite::Controlplane) {
         setup::packages(&[packages::IPTABLES])?;
         controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
@@ -147,12 +147,16 @@ fn run_here(args: &Args) -> Result<()> {
     if suites.contains(&Suite::Deploy) {
         controlplane_build::build(&workspace::tools_dir()?, Component::FOR_TESTS)?;
     }
-    lab::build(lab::Profile::Dev)?;
     let mut environment = Vec::new();
+    if suites.contains(&Suite::Network) && next_layout::is_needed(&args.runner) {
+        next_layout::build(&tools)?;
+        environment.push((next_layout::VARIABLE, next_layout::program()?));
+    }
+    lab::build(lab::Profile::Dev)?;
     if suites.contains(&Suite::Deploy) {
         let image = image::folder()?.join("lb-agent-test.tar");
         image::write(lab::Profile::Dev, "localhost/lb-agent:test", &image)?;
-        environment = vec![("LB_IMAGE", image), ("LB_HELM", chart::helm(&workspace::tools_dir()?)?)];
+        environment.extend([("LB_IMAGE", image), ("LB_HELM", chart::helm(&workspace::tools_dir()?)?)]);
     }
 
     // Always the default members with the same features, so that no suite makes cargo compile anything twice.
@@ -180,9 +184,13 @@ fn run_on(lines: &[Line], args: &Args) -> Result<()> {
     let suites = suites_on_kernels(args)?;
     setup::packages(&[])?;
     vm::packages()?;
-    build_ebpf::build(&setup::bpf_tools()?, false)?;
+    let tools = setup::bpf_tools()?;
+    build_ebpf::build(&tools, build_ebpf::Kind::Usual)?;
     if suites.contains(&Suite::Parity) {
         controlplane_build::build(&workspace::tools_dir()?, Component::FOR_PARITY)?;
+    }
+    if suites.contains(&Suite::Network) && args.plane == Plane::Ebpf && next_layout::is_needed(&args.runner) {
+        next_layout::build(&tools)?;
     }
     lab::build(lab::Profile::Dev)?;
 
@@ -243,10 +251,12 @@ fn job(suites: &[Suite], plane: Plane, args: &[OsString]) -> Result<Job> {
     let agent = lab::program("lb-agent", lab::Profile::Dev)?;
     let object = workspace::ebpf_object();
     let tools = workspace::tools_dir()?;
+    let next_layout = next_layout::program()?;
     let path = |path: &PathBuf| path.to_string_lossy().into_owned();
     let mut environment: Vec<_> = [
         ("LB_AGENT", &agent),
         ("LB_LAB", &lab),
+        (next_layout::VARIABLE, &next_layout),
         ("LB_EBPF_OBJECT", &object),
         ("LB_TOOLS_DIR", &tools),
     ]

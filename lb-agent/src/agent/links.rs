@@ -223,8 +223,11 @@ impl<P: LinkPlane> Links<P> {
             let now = Instant::now();
             let may_begin = self.all_told || now >= begun + self.telling;
             self.note_due(now);
-            if self.all_told && self.first.is_empty() {
-                all_served.send_if_modified(|told| !std::mem::replace(told, true));
+            if self.all_told
+                && self.first.is_empty()
+                && all_served.send_if_modified(|told| !std::mem::replace(told, true))
+            {
+                self.plane.links_are_served();
             }
             if may_begin && self.work() {
                 // Nobody else is on this thread, but the clock has to be looked at.

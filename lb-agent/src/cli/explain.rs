@@ -145,7 +145,7 @@ mod tests {
             master,
             ingress: Hook {
                 program: attached,
-                before: Vec::new(),
+                ..Hook::default()
             },
             egress: Hook::default(),
             proxy: None,

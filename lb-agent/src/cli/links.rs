@@ -18,7 +18,8 @@ use crate::plane::ebpf::{self, Attached, ServedLink, Way};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A program is named with its number and how it is there: by TCX, or by a filter of the clsact qdisc. `from_pod` is on the
-links of pods, `from_outside` on uplinks and tunnels. Names of programs on TCX are told to CAP_SYS_ADMIN alone.
+links of pods, `from_outside` on uplinks and tunnels. One that drains is of an earlier agent, and goes on with the
+connections that this has begun. Names of programs on TCX are told to CAP_SYS_ADMIN alone.
 
 Exit codes: 0 all is well, 1 a link has one direction only, or programs of others that see packets before ours,
 2 no link has a program of ours, or it cannot be told.")]
@@ -77,7 +78,16 @@ impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = self.0.iter().map(|Link { link, problems }| {
             let of_others = link.proxy.map(|proxy| format!("served by {proxy}"));
-            let notes: Vec<String> = of_others.into_iter().chain(problems.iter().cloned()).collect();
+            let draining = [(&link.ingress, "ingress"), (&link.egress, "egress")].map(|(hook, name)| {
+                let programs: Vec<String> = hook.draining.iter().map(|one| program(Some(one))).collect();
+                (!programs.is_empty())
+                    .then(|| format!("of an earlier agent, draining at {name}: {}", programs.join(", ")))
+            });
+            let notes: Vec<String> = of_others
+                .into_iter()
+                .chain(draining.into_iter().flatten())
+                .chain(problems.iter().cloned())
+                .collect();
             [
                 link.name.clone(),
                 link.index.to_string(),
@@ -130,7 +140,7 @@ mod tests {
         };
         Hook {
             program: Some(attached),
-            before: Vec::new(),
+            ..Hook::default()
         }
     }
 
@@ -140,13 +150,19 @@ mod tests {
             before: vec!["firewall (id 7)".to_owned()],
             ..hook("from_outside", Way::Filter)
         };
+        let behind = Hook {
+            draining: hook("to_link", Way::Tcx).program.into_iter().collect(),
+            ..hook("to_link", Way::Tcx)
+        };
         let links = [
+            link("up2", hook("from_outside", Way::Tcx), behind),
             link("pod3", hook("from_pod", Way::Tcx), hook("to_link", Way::Tcx)),
             link("up", hidden, hook("to_link", Way::Filter)),
             link("half", hook("from_pod", Way::Tcx), Hook::default()),
         ];
         let expected = "\
 LINK   INDEX   INGRESS                        EGRESS                    NOTES
+up2    7       from_outside (tcx, id 12)      to_link (tcx, id 12)      of an earlier agent, draining at egress: to_link (tcx, id 12)
 pod3   7       from_pod (tcx, id 12)          to_link (tcx, id 12)      <none>
 up     7       from_outside (filter, id 12)   to_link (filter, id 12)   before ours at ingress: firewall (id 7)
 half   7       from_pod (tcx, id 12)          <none>                    no program where packets go out: answers keep the backend's address";

@@ -9,7 +9,10 @@ use super::{
     output::{Answer, Output},
     places::Places,
 };
-use crate::status::{Seen, State};
+use crate::{
+    plane::ebpf,
+    status::{Seen, State},
+};
 
 /// Print how this node is served: whether an agent runs, which plane serves and why, what has failed, what the plane
 /// cannot do. Works with the agent dead as well: then it is what that knew last
@@ -26,7 +29,11 @@ pub(super) struct StatusVerb {
 
 impl StatusVerb {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let seen = Seen::at(&self.places.paths()?.run_dir)?;
+        let paths = self.places.paths()?;
+        let mut seen = Seen::at(&paths.run_dir)?;
+        // Whoever may not look at programs is told the rest.
+        let since = ebpf::draining_since(&paths.bpffs).ok().flatten();
+        seen.draining_since = since.and_then(|since| Timestamp::try_from(since).ok());
         self.output.print(&seen, &seen.text(Timestamp::now()))?;
         Ok(match seen.state {
             State::Ready => Answer::Good,

@@ -40,6 +40,7 @@ impl Config {
                 masquerade_mark: self.masquerade_mark,
                 sizes: self.sizes,
                 maglev_table: self.maglev_table,
+                drain: self.drain,
                 force_clsact: false,
             },
             ipvs: IpvsOptions {

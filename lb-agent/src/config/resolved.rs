@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     num::NonZeroU32,
     path::PathBuf,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
@@ -13,7 +14,7 @@ use lb_common::config::DEFAULT_MASQUERADE_MARK;
 use super::{
     BindAddress, HEALTHZ_PORT, METRICS_PORT, Settings, detect_local,
     settings::is_blank,
-    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
+    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize, Time},
 };
 use crate::{
     desired::Distribution,
@@ -76,6 +77,8 @@ pub struct Config {
     pub maglev_table: u32,
     /// Sizes of the maps.
     pub sizes: MapSizes,
+    /// How long flows of an earlier agent may go on that cannot be taken over.
+    pub drain: Duration,
     /// Rules for links.
     pub link_rules: Vec<String>,
     /// Which links are those of pods.
@@ -95,6 +98,9 @@ pub struct Config {
     /// How to log.
     pub log_format: LogFormat,
 }
+
+/// Longer than most connections are.
+const DEFAULT_DRAIN: Duration = Duration::from_secs(3600);
 
 /// Where the BPF file system is, unless it was said.
 pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
@@ -166,6 +172,7 @@ impl Config {
                 affinity: size(settings.max_affinity, sizes.affinity),
                 source_ranges: size(settings.max_source_ranges, sizes.source_ranges),
             },
+            drain: settings.drain.map_or(DEFAULT_DRAIN, Time::get),
             link_rules: settings.link.into_iter().filter(|rule| !is_blank(rule)).collect(),
             pod_links,
             rules,

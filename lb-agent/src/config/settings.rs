@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BindAddress, DetectLocalMode, HEALTHZ_PORT, METRICS_PORT,
-    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize},
+    values::{Algorithm, LogFormat, LogLevel, Mark, Snat, SocketLb, TableSize, Time},
 };
 use crate::{kernel::ipvs::Scheduler, model::NodePortAddress, objects::kube::ServerUrl, plane::choice::Wanted};
 
@@ -100,6 +100,11 @@ pub struct Settings {
     /// Room for source ranges of load balancers [default: 65536]
     #[arg(long, value_name = "N", env = "LB_AGENT_MAX_SOURCE_RANGES")]
     pub max_source_ranges: Option<NonZeroU32>,
+
+    /// How long connections may go on that an agent of another version began, whose flow table this one cannot take
+    /// over: what is open then, breaks. Of one with other sizes, all go on [default: 1h]
+    #[arg(long, value_name = "TIME", env = "LB_AGENT_DRAIN")]
+    pub drain: Option<Time>,
 
     /// What the links are whose whole names match: `REGEX=pod`, `=uplink`, `=tunnel` or `=ignore`.
     /// May be given several times, in the variable one a line; the first that matches counts
@@ -260,6 +265,7 @@ impl Settings {
             max_sockets: self.max_sockets.or(others.max_sockets),
             max_affinity: self.max_affinity.or(others.max_affinity),
             max_source_ranges: self.max_source_ranges.or(others.max_source_ranges),
+            drain: self.drain.or(others.drain),
             link: if self.link.iter().all(|rule| is_blank(rule)) {
                 others.link
             } else {

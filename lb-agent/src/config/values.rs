@@ -1,7 +1,8 @@
 //! What the value of a setting may be.
 
-use std::{fmt, num::ParseIntError, str::FromStr};
+use std::{fmt, num::ParseIntError, str::FromStr, time::Duration};
 
+use jiff::SignedDuration;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// Whose sockets are translated when they connect.
@@ -132,6 +133,52 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// A time, such as `1h`, `90s` or `1h 30m`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Time(Duration);
+
+/// Why something is no time.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is no time such as 1h, 90s or 0s")]
+pub struct InvalidTime(String);
+
+impl Time {
+    /// It.
+    #[must_use]
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+}
+
+impl FromStr for Time {
+    type Err = InvalidTime;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let time = text.parse::<SignedDuration>().ok();
+        let time = time.and_then(|time| Duration::try_from(time).ok());
+        time.map(Self).ok_or_else(|| InvalidTime(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Time {
+    type Error = InvalidTime;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl Serialize for Time {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match SignedDuration::try_from(self.0) {
+            Ok(time) => serializer.collect_str(&format_args!("{time:#}")),
+            // It was parsed as one.
+            Err(error) => Err(serde::ser::Error::custom(error)),
+        }
+    }
 }
 
 /// One bit of a packet's mark.

@@ -83,7 +83,16 @@ const EVENTS_LOST: Description = describe(
     "Drops and rejects that `lb-agent monitor` could not show: too many at once, or nobody read",
 );
 
+const DRAINING: Description = describe(
+    Tells,
+    "lb_draining_seconds",
+    &[],
+    "For how long programs of an earlier agent, whose flow table this one could not take over, go on with its \
+     connections; 0 where there are none. After --drain they end",
+);
+
 pub(super) const METRICS: &[Description] = &[
+    DRAINING,
     FLOWS,
     FLOWS_MAX,
     LRU_ENTRIES,
@@ -132,6 +141,10 @@ impl DataPath {
 impl Collector for DataPath {
     /// What cannot be read is absent: before the maps are filled, that is everything.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        if let Ok(since) = ebpf::draining_since(&self.bpffs) {
+            let time = since.and_then(|since| since.elapsed().ok()).unwrap_or_default();
+            DRAINING.encode(&mut encoder, &[(Vec::new(), time.as_secs_f64())])?;
+        }
         match self.occupancy() {
             Ok(occupancy) => encode_occupancy(&occupancy, &mut encoder)?,
             Err(error) => tracing::debug!("the tables of the data path cannot be counted: {error:#}"),

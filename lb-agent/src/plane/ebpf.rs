@@ -15,6 +15,7 @@
 //! Sources   the addresses by which the node speaks for masqueraded clients, link by link
 //! OptOut    finds the cgroups of pods whose sockets are left alone
 //! Hooks     programs → links and cgroup: TCX, or clsact below kernel 6.6; pins
+//! drain     programs of an agent before that cannot share our flow table: what becomes of their flows; carry, stage
 //! object    the embedded BPF object: maps made or taken over, programs loaded
 //! trial     whether the kernel lets them be attached, on hooks of our own; probe: what else a node needs
 //! lock      one agent at a time, one monitor at a time
@@ -32,7 +33,10 @@ use aya::{
     programs::ProgramType,
     sys::{BpfHelper, is_helper_supported},
 };
-use lb_common::{config, maps};
+use lb_common::{
+    config, maps,
+    stage::{BESIDE, SERVES},
+};
 use tracing::debug;
 
 use crate::{
@@ -48,6 +52,7 @@ mod carry;
 mod chain;
 mod cleanup;
 mod clsact;
+mod drain;
 mod events;
 mod explain;
 mod flows;
@@ -69,10 +74,12 @@ mod port;
 mod prefix;
 mod probe;
 mod ranges;
+mod raw_map;
 mod retire;
 mod served;
 mod services;
 mod sources;
+mod stage;
 mod sys;
 mod table;
 #[cfg(test)]
@@ -82,6 +89,7 @@ mod twin;
 
 pub use chain::{Attached, Way};
 pub use cleanup::{cleanup, remove_leftovers};
+pub use drain::draining_since;
 pub use events::{Events, counters};
 pub use explain::{Client, Explanation, Fate, Packet, Possible, ProgramOnLink, Sent, explain};
 pub use flows::{Flow, flows};
@@ -94,15 +102,16 @@ pub use probe::probe;
 pub use retire::retire;
 pub use served::{Hook, ServedLink, links};
 
-use carry::Carry;
+use drain::Drain;
 use hooks::Hooks;
 use host_sockets::{HostSockets, Scope};
 use lock::Lock;
-use object::{Globals, Loaded};
+use object::{Globals, Loaded, Origin};
 use opt_out::OptOut;
 use pins::Pins;
 use services::Services;
 use sources::Sources;
+use stage::Stage;
 
 /// What ranges and numbers rest for at least, whoever calls [`Plane::tick`] how often.
 const REST: Duration = Duration::from_secs(1);
@@ -124,6 +133,8 @@ pub struct EbpfOptions {
     pub sizes: MapSizes,
     /// Slots of a table of Maglev's, a prime.
     pub maglev_table: u32,
+    /// How long flows may take to their end that an earlier agent began and whose rows this one cannot take over.
+    pub drain: Duration,
     /// For tests of what kernels before 6.6 do: attach to the clsact qdisc in any case.
     #[doc(hidden)]
     pub force_clsact: bool,
@@ -243,9 +254,11 @@ pub struct EbpfPlane {
     cgroup: Option<PathBuf>,
     /// The maps are new and still empty, so nobody may take them over.
     has_unfilled_maps: bool,
-    /// They are, and programs of an earlier agent serve from its own: ours take their place once the
+    /// They are, and programs of an earlier agent serve from its own: ours come behind them once the
     /// maps are filled.
     is_waiting: bool,
+    /// Who sees to the end of programs that drain.
+    drain: Option<Drain>,
     last_tick: Instant,
     _lock: Arc<Lock>,
 }
@@ -266,6 +279,7 @@ impl EbpfPlane {
             None => None,
         };
         let lock = Arc::new(pins.lock()?);
+        drain::tidy(&pins).context("cannot make whole what an earlier agent left")?;
         let rules = rules(options.masquerading, options.masquerade_mark)?;
         let globals = Globals {
             netns_cookie,
@@ -273,27 +287,40 @@ impl EbpfPlane {
             masquerading: options.masquerading,
             masquerade_mark: options.masquerade_mark,
         };
-        let (loaded, carry) = match load(&pins, &options, globals).and_then(|loaded| carried(&pins, loaded)) {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                pins.discard_unfilled();
-                return Err(error);
-            }
-        };
+        let (before, loaded) =
+            match load(&pins, &options, globals).and_then(|loaded| Ok((beside(&pins, &loaded)?, loaded))) {
+                Ok(loaded) => loaded,
+                Err(error) => {
+                    pins.discard_unfilled();
+                    return Err(error);
+                }
+            };
         // From here on something is there that works without the agent.
         nft::keep(rules)?;
         let sources = Sources::start(loaded.sources)?;
         let mut services = Services::open(loaded.tables).context("cannot read the maps")?;
         services.table_size = options.maglev_table;
-        pins.take_links_of_other_layouts()
-            .context("cannot move the pins of another version")?;
         let programs = Arc::new(loaded.programs);
         let hooks = Hooks::new(pins.clone(), Arc::clone(&programs));
-        let is_waiting = !loaded.adopted && hooks.are_in_use().context("cannot look for programs on links")?;
+        let has_drained = pins.has_draining()?;
+        if let Origin::Resized(_) = loaded.origin {
+            drain::step_aside(&pins)?;
+        }
+        let has_unfilled_maps = matches!(loaded.origin, Origin::New | Origin::Drained);
+        let is_waiting = has_unfilled_maps && before.is_there;
+        let drain = (before.is_there || has_drained)
+            .then(|| {
+                let is_carried = matches!(loaded.origin, Origin::Resized(_));
+                Drain::start(pins.clone(), options.drain, is_carried, Arc::clone(&lock))
+            })
+            .transpose()
+            .context("no thread for what drains")?;
         let links = LinkHooks::new(
             pins.clone(),
             programs,
             is_waiting,
+            before.side,
+            drain.clone(),
             options.force_clsact,
             Arc::clone(&lock),
         );
@@ -311,8 +338,9 @@ impl EbpfPlane {
                 .socket_maps
                 .map(|maps| HostSockets::start(maps, options.pod_sockets.scope()))
                 .transpose()?,
-            has_unfilled_maps: !loaded.adopted,
+            has_unfilled_maps,
             is_waiting,
+            drain,
             hooks,
             pins,
             cgroup: options.cgroup,
@@ -322,18 +350,19 @@ impl EbpfPlane {
         if !plane.is_waiting {
             plane.take_over()?;
         }
-        if let Some(carry) = carry {
-            carry.follow().context("no thread for flows that begin meanwhile")?;
-        }
         Ok((plane, links))
     }
 
     /// Has UDP sockets ended that are connected to backends which serve no more, if there are any such.
     fn end_sockets(&mut self) {
-        if std::mem::take(&mut self.services.has_lost_udp)
-            && let Some(sockets) = &self.host_sockets
-        {
+        if !std::mem::take(&mut self.services.has_lost_udp) {
+            return;
+        }
+        if let Some(sockets) = &self.host_sockets {
             sockets.look();
+        }
+        if let Some(drain) = &self.drain {
+            drain.backends_are(|| self.services.serving_udp());
         }
     }
 
@@ -343,25 +372,24 @@ impl EbpfPlane {
         self.hooks
             .unpin_useless()
             .context("cannot look at the programs on links")?;
-        self.hooks.attach_sockets(self.cgroup.as_deref())?;
-        self.pins
-            .remove_other_layouts()
-            .context("cannot remove the pins of another version")
+        self.hooks.attach_sockets(self.cgroup.as_deref())
     }
 }
 
 impl Plane for EbpfPlane {
     fn replace(&mut self, state: &State) -> anyhow::Result<Outcome> {
         let outcome = self.services.replace(state);
-        if self.has_unfilled_maps {
-            // Before the programs: an agent that comes when only some of them run on these maps must
-            // take these over.
+        if self.has_unfilled_maps && !self.is_waiting {
             self.pins
                 .maps_are_filled()
                 .context("cannot pin the maps for agents to come")?;
-            self.has_unfilled_maps = false;
+            self.pins
+                .remove_other_layouts()
+                .context("cannot remove the pins of another version")?;
         }
+        self.has_unfilled_maps = false;
         if self.is_waiting {
+            drain::step_aside(&self.pins).context("cannot let the programs of an earlier agent drain")?;
             self.take_over()?;
             self.is_waiting = false;
         }
@@ -369,8 +397,13 @@ impl Plane for EbpfPlane {
             opt_out.set(pods.clone());
         }
         // Whatever the agent before left undone.
-        self.services.has_lost_udp = true;
-        self.end_sockets();
+        self.services.has_lost_udp = false;
+        if let Some(sockets) = &self.host_sockets {
+            sockets.look();
+        }
+        if let Some(drain) = &self.drain {
+            drain.backends_are(|| self.services.serving_udp());
+        }
         Ok(outcome)
     }
 
@@ -419,18 +452,39 @@ fn load(pins: &Pins, options: &EbpfOptions, globals: Globals) -> anyhow::Result<
     Ok(loaded)
 }
 
-/// Gives new maps the rows of those that they replace, if they have other sizes only. From then on they are those to take
-/// over.
-fn carried(pins: &Pins, mut loaded: Loaded) -> anyhow::Result<(Loaded, Option<Carry>)> {
-    let Some(resized) = loaded.resized.take() else {
-        return Ok((loaded, None));
+/// What an agent before has left on hooks.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    /// It has programs there whose maps ours cannot take over.
+    is_there: bool,
+    /// Which side ours are on.
+    side: u32,
+}
+
+/// Has ours know that they come behind programs of another agent, and on which side they are.
+fn beside(pins: &Pins, loaded: &Loaded) -> anyhow::Result<Before> {
+    let (folder, is_there) = match &loaded.origin {
+        Origin::Adopted => (pins.maps(), false),
+        Origin::Resized(different) => {
+            carry::copy_state(different, &pins.maps(), &pins.unfilled_maps())
+                .context("cannot carry the rows of an earlier agent into maps of other sizes")?;
+            (pins.unfilled_maps(), true)
+        }
+        Origin::Drained | Origin::New => {
+            let is_there = hooks::are_in_use(pins).context("cannot look for programs on links")?;
+            (pins.unfilled_maps(), is_there)
+        }
     };
-    let carry = Carry::copy(&resized, &pins.maps(), &pins.unfilled_maps())
-        .context("cannot carry the rows of an earlier agent into maps of other sizes")?;
-    pins.maps_are_filled()
-        .context("cannot pin the maps for agents to come")?;
-    loaded.adopted = true;
-    Ok((loaded, Some(carry)))
+    let mut stage = Stage::open(&folder)?.context("there is no map of what programs do")?;
+    if is_there {
+        stage.set_side(drain::other_side(pins)?)?;
+    }
+    let is_beside = is_there || pins.has_draining()?;
+    stage.set(if is_beside { BESIDE } else { SERVES })?;
+    Ok(Before {
+        is_there,
+        side: stage.side()?,
+    })
 }
 
 fn tell_trial(found: &Found) {

@@ -53,7 +53,12 @@ fn outage() -> Outage {
 }
 
 fn text(state: State, status: Option<Status>) -> String {
-    Seen { state, status }.text(at("13:01:05")).to_string()
+    let seen = Seen {
+        state,
+        status,
+        draining_since: None,
+    };
+    seen.text(at("13:01:05")).to_string()
 }
 
 #[test]
@@ -64,7 +69,8 @@ fn whether_an_agent_runs_is_told_by_its_lock_alone() {
         Seen::at(&path).unwrap(),
         Seen {
             state: State::NotRunning,
-            status: None
+            status: None,
+            draining_since: None,
         }
     );
     let run_dir = RunDir::take(&path).unwrap();
@@ -184,10 +190,23 @@ fn what_is_wrong_is_named_up_to_ten_times() {
 }
 
 #[test]
+fn that_an_earlier_agent_goes_on_with_its_connections_is_said() {
+    let seen = Seen {
+        state: State::Ready,
+        status: Some(status()),
+        draining_since: Some(at("13:00:05")),
+    };
+    let text = seen.text(at("13:01:05")).to_string();
+    assert!(text.contains("Draining:   programs of an earlier agent"), "{text}");
+    assert!(text.contains("for 1m0s now"), "{text}");
+}
+
+#[test]
 fn programs_read_one_object() {
     let seen = Seen {
         state: State::NotRunning,
         status: Some(status()),
+        draining_since: None,
     };
     assert_eq!(
         serde_json::to_value(seen).unwrap(),

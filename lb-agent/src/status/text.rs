@@ -66,6 +66,13 @@ impl fmt::Display for Text<'_> {
                 "API server: not watched for {age} ({kinds}), its last word stays in force: {reason}"
             )?;
         }
+        if let Some(since) = self.seen.draining_since {
+            let age = Age(self.now.duration_since(since));
+            writeln!(
+                f,
+                "Draining:   programs of an earlier agent go on with its connections, for {age} now; --drain ends them"
+            )?;
+        }
         if !progress.ready {
             writeln!(f, "Not ready:  the kernel has not been given a complete state")?;
         }

@@ -17,6 +17,7 @@ mod churn;
 mod cleanup;
 mod clsact;
 mod differences;
+mod drain;
 mod dummy;
 mod endpoints;
 mod explain;

@@ -172,6 +172,7 @@ fn ranges_and_networks_are_in_the_kernel_as_desired_and_a_restart_writes_nothing
                 masquerade_mark: 0x4000,
                 sizes: SIZES,
                 maglev_table: DEFAULT_TABLE_SIZE,
+                drain: std::time::Duration::ZERO,
                 force_clsact: false,
             })
         })

@@ -1,43 +1,32 @@
 //! Carries the rows of an earlier agent's maps into maps of other sizes, so that flows go on though somebody wanted room
-//! for more. Only one that begins in the moment in which programs change may be lost.
+//! for more.
 //!
 //! ```text
-//! maps/ (old sizes) ── programs on hooks write here until ours take their place
-//!    │  copy: before that.  follow: what began meanwhile
-//!    ▼
-//! unfilled-maps/ ── of other sizes: new; all others: the same map, pinned again
+//! maps of other sizes: new; all others: the same map, pinned again
+//!   copy_state   before programs are on them: what the agent writes
+//!   bring_flows  when those on the old ones begin nothing any more: what programs write
 //! ```
 
-use std::{
-    collections::BTreeSet,
-    os::fd::AsFd as _,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, os::fd::AsFd as _, path::Path};
 
 use anyhow::{Context as _, ensure};
 use aya::Pod;
 use lb_common::{
     Address, AddressValue, AffinityKey, AffinityValue, BackendValue, FlowKey, FlowValue, PrefixKey, ServiceKey,
-    ServiceValue, Translation, backend::FREE, maps,
+    ServiceValue, Translation, backend::FREE, config::DEFAULT_UDP_TIMEOUT, flow::CLOSING, maps, net::UDP,
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{
     MapSizes, flows,
     object::table,
+    stage::is_same_map,
     sys,
-    table::{BpfTable, Table, rows},
+    table::{BpfTable, Table as _, rows},
 };
 
-/// How long programs of an earlier agent may still be on links. Each is replaced as soon as its link is told of.
-const FOLLOWED: Duration = Duration::from_secs(10);
-/// For as long as most are, they are looked after often: a packet of a flow that is not carried yet is let go as it
-/// came.
-const AT_FIRST: Duration = Duration::from_secs(1);
-/// Between two looks then, and later.
-const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+/// Nanoseconds after which nothing comes any more of a TCP connection that has ended.
+const CLOSED: u64 = 60_000_000_000;
 
 /// Whether maps of these sizes have room for what an earlier agent's maps in `folder` hold. Those in which rows give
 /// way to others always have.
@@ -93,124 +82,62 @@ pub(super) fn pin_again<'a>(names: impl IntoIterator<Item = &'a str>, from: &Pat
     Ok(())
 }
 
-/// Flows that begin while some programs still run on the old maps.
-pub(super) struct Carry {
-    /// Of these, those that are not the same map.
-    flows: Option<Pair<FlowKey, FlowValue>>,
-    connected: Option<Pair<u64, Translation>>,
-    /// When the rows were read, by the clock of programs, in nanoseconds.
-    copied: u64,
-    /// Sockets whose rows have been copied: one that is gone does not come back.
-    sockets: BTreeSet<u64>,
+/// Copies the rows of what is `different` from one folder to the other, where it is empty, but for those that programs
+/// write.
+pub(super) fn copy_state(different: &BTreeSet<&str>, from: &Path, to: &Path) -> anyhow::Result<()> {
+    copy_all::<ServiceKey, ServiceValue>(maps::SERVICES, different, from, to, |_| true)?;
+    copy_all::<Address, AddressValue>(maps::ADDRESSES, different, from, to, |_| true)?;
+    copy_all::<PrefixKey, u32>(maps::SOURCE_RANGES, different, from, to, |_| true)?;
+    copy_all::<u32, u32>(maps::SLOTS, different, from, to, is_used_slot)?;
+    copy_all::<u32, BackendValue>(maps::BACKENDS, different, from, to, is_used_backend)?;
+    // Again with the flows: whoever comes back meanwhile is to have the same endpoint already.
+    copy_all::<AffinityKey, AffinityValue>(maps::AFFINITY, different, from, to, |_| true)
 }
 
-struct Pair<K, V> {
-    old: BpfTable<K, V>,
-    new: BpfTable<K, V>,
+/// Brings what programs have written that begin nothing any more. Whatever those behind them have written since is newer
+/// and stays.
+pub(super) fn bring_flows(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let now = flows::now().context("the clock of flows")?;
+    let flows = bring::<FlowKey, FlowValue>(maps::FLOWS, from, to, |key, value| worth(key, value, now))?;
+    let sockets = bring::<u64, Translation>(maps::CONNECTED, from, to, |_, _| Some((true, 0)))?;
+    bring::<AffinityKey, AffinityValue>(maps::AFFINITY, from, to, |_, value| Some((true, value.last_used)))?;
+    debug!(flows, sockets, "rows carried into maps of another size");
+    Ok(())
 }
 
-impl<K: Pod, V: Pod> Pair<K, V> {
-    /// `None` where they are one map.
-    fn open(name: &str, different: &BTreeSet<&str>, from: &Path, to: &Path) -> anyhow::Result<Option<Self>> {
-        if !different.contains(name) {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            old: table(from, name)?,
-            new: table(to, name)?,
-        }))
-    }
-
-    fn copy(&mut self, all: Vec<(K, V)>) -> anyhow::Result<()> {
-        let (keys, values): (Vec<K>, Vec<V>) = all.into_iter().unzip();
-        self.new.set(&keys, &values).map_err(|partial| partial.error)?;
-        Ok(())
-    }
+/// How much a row is worth: that of a connection that has ended less than others, and the longer it is silent, the less.
+/// Nothing, when no packet comes for it any more.
+fn worth(key: &FlowKey, value: &FlowValue, now: u64) -> Option<(bool, u64)> {
+    let silent = now.saturating_sub(value.last_seen);
+    let has_ended = value.flags & CLOSING != 0;
+    let is_over = (has_ended && silent > CLOSED) || (key.protocol == UDP && silent > DEFAULT_UDP_TIMEOUT);
+    (!is_over).then_some((!has_ended, value.last_seen))
 }
 
-impl Carry {
-    /// Copies the rows of those maps that are `different` from one folder to the other, where they are empty.
-    pub(super) fn copy(different: &BTreeSet<&str>, from: &Path, to: &Path) -> anyhow::Result<Self> {
-        let copied = flows::now().context("the clock of flows")?;
-        copy_all::<ServiceKey, ServiceValue>(maps::SERVICES, different, from, to, |_| true)?;
-        copy_all::<Address, AddressValue>(maps::ADDRESSES, different, from, to, |_| true)?;
-        copy_all::<PrefixKey, u32>(maps::SOURCE_RANGES, different, from, to, |_| true)?;
-        copy_all::<u32, u32>(maps::SLOTS, different, from, to, is_used_slot)?;
-        copy_all::<u32, BackendValue>(maps::BACKENDS, different, from, to, is_used_backend)?;
-        copy_all::<AffinityKey, AffinityValue>(maps::AFFINITY, different, from, to, |_| true)?;
-        let mut flows = Pair::open(maps::FLOWS, different, from, to)?;
-        if let Some(pair) = &mut flows {
-            let mut all: Vec<(FlowKey, FlowValue)> = rows(&pair.old)?;
-            // Where there is less room than before, those that are silent for longest give way.
-            all.sort_by_key(|(_, value)| value.last_seen);
-            debug!(rows = all.len(), "flows carried into maps of another size");
-            pair.copy(all)?;
-        }
-        let mut connected = Pair::open(maps::CONNECTED, different, from, to)?;
-        let mut sockets = BTreeSet::new();
-        if let Some(pair) = &mut connected {
-            let all: Vec<(u64, Translation)> = rows(&pair.old)?;
-            sockets.extend(all.iter().map(|(cookie, _)| *cookie));
-            pair.copy(all)?;
-        }
-        Ok(Self {
-            flows,
-            connected,
-            copied,
-            sockets,
-        })
+/// Adds rows, the ones worth most where there is no room for all. Says how many.
+fn bring<K: Pod, V: Pod>(
+    name: &str,
+    from: &Path,
+    to: &Path,
+    worth: impl Fn(&K, &V) -> Option<(bool, u64)>,
+) -> anyhow::Result<usize> {
+    if is_same_map(name, from, to)? {
+        return Ok(0);
     }
-
-    /// Brings after what begins until our programs are everywhere. To be called once those for sockets are attached.
-    ///
-    /// # Errors
-    /// There is no thread for it.
-    pub(super) fn follow(mut self) -> std::io::Result<()> {
-        let work = move || {
-            let begun = Instant::now();
-            while begun.elapsed() < FOLLOWED {
-                if let Err(error) = self.again() {
-                    warn!("flows that began during the change of map sizes may be lost: {error:#}");
-                    return;
-                }
-                if self.flows.is_none() {
-                    // The flow table is the same map, and those of sockets are done.
-                    return;
-                }
-                let [often, seldom] = PAUSES;
-                let pause = if begun.elapsed() < AT_FIRST { often } else { seldom };
-                thread::sleep(pause);
-            }
-        };
-        thread::Builder::new().name("carry".into()).spawn(work).map(drop)
+    let all: Vec<(K, V)> = rows(&table(from, name)?)?;
+    let mut all: Vec<_> = all
+        .into_iter()
+        .filter_map(|(key, value)| Some((worth(&key, &value)?, key, value)))
+        .collect();
+    all.sort_by_key(|(worth, ..)| *worth);
+    let mut new: BpfTable<K, V> = table(to, name)?;
+    // The rest is for what has begun meanwhile: a map that is full forgets some of what is new.
+    let room = new.capacity() / 4 * 3;
+    let first = all.len().saturating_sub(room as usize);
+    for (_, key, value) in &all[first..] {
+        new.add(key, value).with_context(|| format!("map {name}"))?;
     }
-
-    fn again(&mut self) -> anyhow::Result<()> {
-        let since = self.copied;
-        if let Some(pair) = &mut self.flows {
-            let mut all: Vec<(FlowKey, FlowValue)> = rows(&pair.old)?;
-            all.retain(|(_, value)| value.last_seen >= since);
-            bring(pair, all)?;
-        }
-        // Once: programs for sockets have all been replaced by now.
-        if let Some(mut pair) = self.connected.take() {
-            let mut all: Vec<(u64, Translation)> = rows(&pair.old)?;
-            all.retain(|(cookie, _)| !self.sockets.contains(cookie));
-            bring(&mut pair, all)?;
-        }
-        Ok(())
-    }
-}
-
-/// Copies those of which the new map knows nothing.
-fn bring<K: Pod, V: Pod>(pair: &mut Pair<K, V>, all: Vec<(K, V)>) -> anyhow::Result<()> {
-    let mut missing = Vec::new();
-    for (key, value) in all {
-        if pair.new.get(&key)?.is_none() {
-            missing.push((key, value));
-        }
-    }
-    pair.copy(missing)
+    Ok(all.len() - first)
 }
 
 fn copy_all<K: Pod, V: Pod>(
@@ -220,9 +147,42 @@ fn copy_all<K: Pod, V: Pod>(
     to: &Path,
     is_used: fn(&V) -> bool,
 ) -> anyhow::Result<()> {
-    let Some(mut pair) = Pair::<K, V>::open(name, different, from, to)? else {
+    if !different.contains(name) {
         return Ok(());
-    };
-    let all = used(&pair.old, is_used)?;
-    pair.copy(all).with_context(|| format!("map {name}"))
+    }
+    let (keys, values): (Vec<K>, Vec<V>) = used(&table::<K, V>(from, name)?, is_used)?.into_iter().unzip();
+    let mut new: BpfTable<K, V> = table(to, name)?;
+    new.set(&keys, &values)
+        .map_err(|partial| partial.error)
+        .with_context(|| format!("map {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_common::{Port, flow::FORWARD, net::TCP};
+
+    use super::*;
+
+    const NOW: u64 = 1_000_000_000_000;
+
+    fn row(protocol: u8, flags: u8, silent: u64) -> Option<(bool, u64)> {
+        let end = (Address::ANY_V6, Port::NONE);
+        let value = FlowValue {
+            last_seen: NOW - silent,
+            flags,
+            ..FlowValue::EMPTY
+        };
+        worth(&FlowKey::new(FORWARD, protocol, end, end), &value, NOW)
+    }
+
+    #[test]
+    fn what_is_open_is_worth_more_than_what_has_just_ended_and_what_is_over_nothing() {
+        let quiet = row(TCP, 0, NOW / 2);
+        assert!(row(TCP, 0, 0) > quiet);
+        assert!(quiet > row(TCP, CLOSING, 0));
+        assert!(row(TCP, CLOSING, CLOSED).is_some());
+        assert_eq!(row(TCP, CLOSING, CLOSED + 1), None);
+        assert!(row(UDP, 0, DEFAULT_UDP_TIMEOUT).is_some());
+        assert_eq!(row(UDP, 0, DEFAULT_UDP_TIMEOUT + 1), None);
+    }
 }

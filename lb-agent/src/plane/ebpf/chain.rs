@@ -1,7 +1,7 @@
 //! The programs on a hook of a link, ours and others', in the order in which they see packets: those on TCX,
 //! then the filters of the clsact qdisc.
 
-use std::{io, os::fd::AsFd as _};
+use std::{io, os::fd::AsFd as _, path::Path};
 
 use serde::Serialize;
 
@@ -55,6 +55,8 @@ struct Entry {
     place: Place,
     /// Ours, by what it takes to ask for it.
     ours: Option<Attached>,
+    /// Of ours, one that goes on with the flows it has and begins none.
+    drains: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,18 +96,20 @@ impl Entry {
 pub(super) struct Chain(Vec<Entry>);
 
 impl Chain {
-    /// Reads it, with the names of others' programs.
-    pub(super) fn read(pins: &Pins, ifindex: u32, direction: Direction) -> io::Result<Self> {
+    /// Reads it, with the names of others' programs. Ours that serve are of this side.
+    pub(super) fn read(pins: &Pins, side: u32, ifindex: u32, direction: Direction) -> io::Result<Self> {
         let mut entries = Vec::new();
         let on_tcx = sys::tcx_chain(ifindex, direction)?.entries;
         if !on_tcx.is_empty() {
-            let ours = match pins::open(&pins.link(LinkName::Tcx(direction, ifindex)))? {
-                Some(fd) => Some(sys::link_info(fd.as_fd())?.id),
-                None => None,
-            };
+            let name = LinkName::Tcx(direction, ifindex);
+            let ours = link_id(&pins.link(name))?;
+            let draining = pins.links_before(name)?;
+            let draining: Vec<Option<u32>> = draining.iter().map(|path| link_id(path)).collect::<io::Result<_>>()?;
             entries.extend(on_tcx.into_iter().map(|entry| {
-                let is_ours = Some(entry.link) == ours;
+                let drains = draining.contains(&Some(entry.link));
+                let is_ours = drains || Some(entry.link) == ours;
                 Entry {
+                    drains,
                     name: (!is_ours).then(|| sys::program_name(entry.program).ok()).flatten(),
                     place: Place::Tcx(entry.program),
                     ours: is_ours.then_some(Attached {
@@ -116,7 +120,10 @@ impl Chain {
                 }
             }));
         }
-        entries.extend(clsact::chain(ifindex, direction)?.into_iter().map(|filter| Entry {
+        let filters = clsact::chain(ifindex, direction)?;
+        let serving = clsact::serving(&filters, side);
+        entries.extend(filters.into_iter().enumerate().map(|(place, filter)| Entry {
+            drains: filter.is_ours() && serving != Some(place),
             ours: filter.our_program().map(|name| Attached {
                 id: filter.program,
                 name: Some(name.to_owned()),
@@ -130,19 +137,30 @@ impl Chain {
 
     /// Whether ours is there.
     pub(super) fn has_ours(&self) -> bool {
-        self.0.iter().any(|entry| entry.ours.is_some())
+        self.0.iter().any(|entry| entry.ours.is_some() && !entry.drains)
     }
 
     /// Ours that sees packets first, with its name as far as the kernel tells it.
     pub(super) fn ours(&self) -> Option<Attached> {
-        let mut ours = self.0.iter().find_map(|entry| entry.ours.clone())?;
-        if ours.name.is_none() {
-            ours.name = ours.id.and_then(|id| sys::program_name(id).ok());
-        }
-        Some(ours)
+        self.of_ours(false).next()
     }
 
-    /// The programs of others that see packets before ours. None is known where ours is not there.
+    /// Ours that go on with the flows they have, before the one that serves.
+    pub(super) fn draining(&self) -> Vec<Attached> {
+        self.of_ours(true).collect()
+    }
+
+    fn of_ours(&self, drains: bool) -> impl Iterator<Item = Attached> {
+        let entries = self.0.iter().filter(move |entry| entry.drains == drains);
+        entries.filter_map(|entry| entry.ours.clone()).map(|mut ours| {
+            if ours.name.is_none() {
+                ours.name = ours.id.and_then(|id| sys::program_name(id).ok());
+            }
+            ours
+        })
+    }
+
+    /// The programs of others that see packets before the first of ours. None is known where there is none of ours.
     pub(super) fn before_ours(&self) -> Vec<String> {
         let Some(ours) = self.0.iter().position(|entry| entry.ours.is_some()) else {
             return Vec::new();
@@ -158,6 +176,13 @@ impl Chain {
         let proxy = self.0.iter().find_map(Entry::proxy)?;
         let programs = self.0.iter().filter(|entry| entry.proxy() == Some(proxy));
         Some((proxy, programs.map(Entry::describe).collect()))
+    }
+}
+
+fn link_id(pin: &Path) -> io::Result<Option<u32>> {
+    match pins::open(pin)? {
+        Some(fd) => Ok(Some(sys::link_info(fd.as_fd())?.id)),
+        None => Ok(None),
     }
 }
 
@@ -188,6 +213,7 @@ mod tests {
             name: Some(name.to_owned()),
             place: Place::Tcx(id),
             ours: None,
+            drains: false,
         }
     }
 

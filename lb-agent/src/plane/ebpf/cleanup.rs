@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use tracing::warn;
 
 use super::{
-    clsact::{self, Qdisc},
+    clsact::{self, Qdisc, Which},
     pins::{self, Pins},
 };
 use crate::kernel::{capabilities, nft};
@@ -48,7 +48,7 @@ fn remove(pins: Option<Pins>, qdisc: Qdisc) -> anyhow::Result<Vec<String>> {
     }
     for link in nix::net::if_::if_nameindex().context("cannot list the links")?.iter() {
         let name = link.name().to_string_lossy();
-        match clsact::detach(link.index(), qdisc) {
+        match clsact::detach(link.index(), qdisc, Which::All) {
             Ok(filters) => {
                 removed.extend(filters.into_iter().map(|filter| format!("filter {filter} on {name}")));
             }
@@ -70,15 +70,22 @@ fn remove(pins: Option<Pins>, qdisc: Qdisc) -> anyhow::Result<Vec<String>> {
 /// Unpins links, then maps.
 fn remove_pins(pins: &Pins, removed: &mut Vec<String>) -> anyhow::Result<()> {
     let names = |folder: &Path| pins::names(folder).with_context(|| format!("cannot read {}", folder.display()));
-    for version in names(pins.root())? {
-        let version = pins.root().join(version);
-        for (kind, folder) in [("link", "links"), ("map", "maps"), ("unfilled map", "unfilled-maps")] {
-            let folder = version.join(folder);
-            for name in names(&folder)? {
-                let path = folder.join(&name);
-                pins::remove(&path).with_context(|| format!("cannot unpin {}", path.display()))?;
-                removed.push(format!("{kind} {name}"));
-            }
+    // Those that drain last: what ours let pass meanwhile, they do too.
+    let mut folders = Vec::new();
+    for (generations, [link, map]) in [
+        (pins.serving()?, ["link", "map"]),
+        (pins.drained()?, ["draining link", "draining map"]),
+    ] {
+        for generation in generations {
+            folders.extend([(link, generation.links()), (map, generation.maps())]);
+        }
+    }
+    folders.push(("unfilled map", pins.unfilled_maps()));
+    for (kind, folder) in folders {
+        for name in names(&folder)? {
+            let path = folder.join(&name);
+            pins::remove(&path).with_context(|| format!("cannot unpin {}", path.display()))?;
+            removed.push(format!("{kind} {name}"));
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 //!
 //! A filter is not a BPF link and has no pin: it stays on its link until it is deleted. It is known
 //! as ours by its name, and sits at one place in the chain, so that putting it there again replaces
-//! the program and never adds a second one.
+//! the program and never adds a second one. Only where programs drain (see [`drain`](super::drain)) there is one for
+//! them too, of another [side](lb_common::stage::SIDE), which is before the one that serves.
 
 use std::{
     io,
@@ -15,6 +16,8 @@ use netlink_packet_route::{
 };
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 
+use lb_common::stage::SIDES;
+
 use super::sys::Direction;
 use crate::kernel::netlink::Requests;
 
@@ -22,7 +25,7 @@ use crate::kernel::netlink::Requests;
 const NAME_PREFIX: &str = "lb-agent/";
 /// The first place in the chain.
 const PRIORITY: u16 = 1;
-/// Our place among the bpf filters of one priority: "lb".
+/// Our place among the bpf filters of one priority, of side 0: "lb". The others follow.
 const HANDLE: u32 = 0x6c62;
 /// `ETH_P_ALL`.
 const ALL_PROTOCOLS: u16 = 3;
@@ -54,6 +57,10 @@ impl Filter {
         self.name.starts_with(NAME_PREFIX)
     }
 
+    fn is_of(&self, side: u32) -> bool {
+        self.is_ours() && self.handle == handle(side)
+    }
+
     /// The name of its program, if it is ours.
     pub(super) fn our_program(&self) -> Option<&str> {
         self.name.strip_prefix(NAME_PREFIX)
@@ -65,14 +72,39 @@ impl Filter {
     }
 }
 
-/// Puts the program on the link, first in the chain, or in the place of ours that is there.
-pub(super) fn attach(ifindex: u32, direction: Direction, program: BorrowedFd<'_>, name: &str) -> io::Result<Qdisc> {
+/// Which of our filters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Which {
+    /// Each.
+    All,
+    /// Of this side, the one that serves.
+    Serving(u32),
+    /// All others than that.
+    Draining(u32),
+    /// Of these, those of the same side: another comes between them and the one that serves.
+    Former(u32),
+}
+
+/// The place in a chain of our filter that serves, if that is of this side: the last of ours.
+pub(super) fn serving(chain: &[Filter], side: u32) -> Option<usize> {
+    let last = chain.iter().rposition(Filter::is_ours)?;
+    chain[last].is_of(side).then_some(last)
+}
+
+/// Puts the program on the link, first in the chain or behind those that drain, or in the place of ours that is there.
+pub(super) fn attach(
+    ifindex: u32,
+    direction: Direction,
+    program: BorrowedFd<'_>,
+    name: &str,
+    side: u32,
+) -> io::Result<Qdisc> {
     let mut requests = Requests::open()?;
     let qdisc = add_qdisc(&mut requests, ifindex)?;
     let chain = filters(&mut requests, ifindex, direction)?;
-    let (priority, handle) = match chain.iter().find(|filter| filter.is_ours()) {
-        Some(ours) => (ours.priority, ours.handle),
-        None => free_place(&chain),
+    let (priority, handle) = match serving(&chain, side) {
+        Some(place) => (chain[place].priority, chain[place].handle),
+        None => (free_priority(&chain, side), handle(side)),
     };
     let mut message = filter_message(ifindex, direction, priority, handle)?;
     let options = [
@@ -104,15 +136,45 @@ pub(super) fn has_ours(ifindex: u32) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Takes our filters off the link, and its clsact qdisc with the last filter if we made it. Returns the
+/// Whether filters of ours that drain are on the link, one that serves there being of this side.
+pub(super) fn has_draining(ifindex: u32, direction: Direction, side: u32) -> io::Result<bool> {
+    let chain = chain(ifindex, direction)?;
+    Ok((0..chain.len()).any(|place| is_one(&chain, place, Which::Draining(side))))
+}
+
+/// The side of a filter of ours that is on the link, of the one that serves if there are more.
+pub(super) fn side_of_ours(ifindex: u32) -> io::Result<Option<u32>> {
+    let mut requests = Requests::open()?;
+    for direction in Direction::ALL {
+        let chain = filters(&mut requests, ifindex, direction)?;
+        if let Some(ours) = chain.iter().rfind(|filter| filter.is_ours()) {
+            return Ok((0..SIDES).find(|side| ours.is_of(*side)).or(Some(0)));
+        }
+    }
+    Ok(None)
+}
+
+fn is_one(chain: &[Filter], place: usize, which: Which) -> bool {
+    chain[place].is_ours()
+        && match which {
+            Which::All => true,
+            Which::Serving(side) => serving(chain, side) == Some(place),
+            Which::Draining(side) => serving(chain, side) != Some(place),
+            Which::Former(side) => chain[place].is_of(side) && serving(chain, side) != Some(place),
+        }
+}
+
+/// Takes filters of ours off the link, and its clsact qdisc with the last filter if we made it. Returns the
 /// names of those taken off.
-pub(super) fn detach(ifindex: u32, qdisc: Qdisc) -> io::Result<Vec<String>> {
+pub(super) fn detach(ifindex: u32, qdisc: Qdisc, which: Which) -> io::Result<Vec<String>> {
     let mut requests = Requests::open()?;
     let mut removed = Vec::new();
     let mut others = false;
     for direction in Direction::ALL {
-        for filter in filters(&mut requests, ifindex, direction)? {
-            if !filter.is_ours() {
+        let chain = filters(&mut requests, ifindex, direction)?;
+        let are_ones: Vec<bool> = (0..chain.len()).map(|place| is_one(&chain, place, which)).collect();
+        for (filter, is_one) in chain.into_iter().zip(are_ones) {
+            if !is_one {
                 others = true;
                 continue;
             }
@@ -129,15 +191,24 @@ pub(super) fn detach(ifindex: u32, qdisc: Qdisc) -> io::Result<Vec<String>> {
     Ok(removed)
 }
 
-/// The first place that a new filter can have: a priority is of one kind only.
-fn free_place(chain: &[Filter]) -> (u16, TcHandle) {
+/// The first priority that a new filter can have, behind those of ours: each is of one kind only.
+fn free_priority(chain: &[Filter], side: u32) -> u16 {
+    let last_of_ours = chain
+        .iter()
+        .filter(|filter| filter.is_ours())
+        .map(|filter| filter.priority);
+    let first = last_of_ours.max().map_or(PRIORITY, |last| last.saturating_add(1));
     let is_taken = |priority| {
         chain.iter().any(|filter| {
-            filter.priority == priority && (filter.kind != TcFilterBpf::KIND || filter.handle == TcHandle::from(HANDLE))
+            filter.priority == priority && (filter.kind != TcFilterBpf::KIND || filter.handle == handle(side))
         })
     };
-    let priority = (PRIORITY..u16::MAX).find(|priority| !is_taken(*priority));
-    (priority.unwrap_or(u16::MAX), TcHandle::from(HANDLE))
+    let priority = (first..u16::MAX).find(|priority| !is_taken(*priority));
+    priority.unwrap_or(u16::MAX)
+}
+
+fn handle(side: u32) -> TcHandle {
+    TcHandle::from(HANDLE + side % SIDES)
 }
 
 fn parent(direction: Direction) -> TcHandle {
@@ -243,11 +314,42 @@ mod tests {
 
     #[test]
     fn a_new_filter_goes_first_where_it_can() {
-        let at = |chain: &[Filter]| free_place(chain).0;
+        let at = |chain: &[Filter]| free_priority(chain, 0);
         assert_eq!(at(&[]), 1);
         assert_eq!(at(&[filter("bpf", 1, 1)]), 1, "bpf filters share a priority");
         assert_eq!(at(&[filter("bpf", 1, HANDLE)]), 2, "not over another's");
         assert_eq!(at(&[filter("flower", 1, 1), filter("bpf", 2, 1)]), 2);
+    }
+
+    fn ours(priority: u16, side: u32) -> Filter {
+        Filter {
+            name: format!("{NAME_PREFIX}from_pod"),
+            ..filter("bpf", priority, HANDLE + side)
+        }
+    }
+
+    #[test]
+    fn a_filter_that_serves_is_behind_those_that_drain() {
+        let draining = [ours(1, 0), filter("flower", 2, 1)];
+        assert_eq!(serving(&draining, 1), None);
+        assert_eq!(free_priority(&draining, 1), 3);
+
+        let both = [ours(1, 0), filter("flower", 2, 1), ours(3, 1)];
+        assert_eq!(serving(&both, 1), Some(2));
+        let are = |which| [0, 1, 2].map(|place| is_one(&both, place, which));
+        assert_eq!(are(Which::All), [true, false, true]);
+        assert_eq!(are(Which::Serving(1)), [false, false, true]);
+        assert_eq!(are(Which::Draining(1)), [true, false, false]);
+    }
+
+    #[test]
+    fn a_filter_on_the_same_maps_as_ours_drains_where_another_is_between() {
+        let chain = [ours(1, 0), ours(2, 1)];
+        assert_eq!(serving(&chain, 0), None);
+        assert_eq!(free_priority(&chain, 0), 3);
+        let chain = [ours(1, 0), ours(2, 1), ours(3, 0)];
+        assert_eq!(serving(&chain, 0), Some(2));
+        assert!(is_one(&chain, 0, Which::Draining(0)));
     }
 
     #[test]

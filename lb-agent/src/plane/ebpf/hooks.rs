@@ -111,21 +111,23 @@ impl Hooks {
         let link = sys::attach_cgroup(program.fd(), cgroup, attach_type)?;
         sys::pin(link.as_fd(), &path)
     }
+}
 
-    /// Whether an earlier agent left programs on hooks.
-    pub(super) fn are_in_use(&self) -> io::Result<bool> {
-        if !self.pins.link_names()?.is_empty() {
+/// Whether an earlier agent left programs on hooks that serve.
+pub(super) fn are_in_use(pins: &Pins) -> io::Result<bool> {
+    for generation in pins.serving()? {
+        if !pins::names(&generation.links())?.is_empty() {
             return Ok(true);
         }
-        // Filters have no pins.
-        for link in nix::net::if_::if_nameindex()?.iter() {
-            match clsact::has_ours(link.index()) {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(error) if is_gone(&error) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
     }
+    // Filters have no pins.
+    for link in nix::net::if_::if_nameindex()?.iter() {
+        match clsact::has_ours(link.index()) {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
 }

@@ -17,7 +17,8 @@ use tracing::{debug, info, warn};
 
 use super::{
     chain::{Chain, Mark},
-    clsact::{self, Qdisc},
+    clsact::{self, Qdisc, Which},
+    drain::Drain,
     lock::Lock,
     object::{Programs, link_program},
     pins::{self, LinkName, Pins},
@@ -52,6 +53,8 @@ enum Attached {
     ToStay,
     /// By a filter although there is TCX.
     InHaste,
+    /// By a filter although there is TCX, since one of an earlier agent goes on before it.
+    BehindFilter,
 }
 
 /// What is known of what others have on a link.
@@ -75,6 +78,12 @@ pub struct LinkHooks {
     way: Way,
     /// Programs of an earlier agent serve from its own maps: they stay until ours are filled.
     is_waiting: bool,
+    /// Which filters are ours, and not of programs that drain.
+    side: u32,
+    /// Who is to know when each link has our programs, if any drain then.
+    drain: Option<Drain>,
+    /// Each link that was there has had its turn.
+    are_all_told: bool,
     /// Links whose clsact qdisc we made; another's stays when our programs go.
     made_qdiscs: HashSet<u32>,
     /// What is known of links, by index.
@@ -88,6 +97,8 @@ impl LinkHooks {
         pins: Pins,
         programs: Arc<Programs>,
         is_waiting: bool,
+        side: u32,
+        drain: Option<Drain>,
         force_clsact: bool,
         lock: Arc<Lock>,
     ) -> Self {
@@ -96,6 +107,9 @@ impl LinkHooks {
             programs,
             way: if force_clsact { Way::Clsact } else { Way::TcxIfThere },
             is_waiting,
+            side,
+            drain,
+            are_all_told: false,
             made_qdiscs: HashSet::new(),
             known: HashMap::new(),
             _lock: lock,
@@ -104,7 +118,7 @@ impl LinkHooks {
 
     /// Serves a link, unless another service proxy does.
     fn attend(&mut self, link: &Link, pace: Pace) -> Result<LinkState, PlaneError> {
-        let chains = Direction::ALL.map(|direction| Chain::read(&self.pins, link.index, direction));
+        let chains = Direction::ALL.map(|direction| Chain::read(&self.pins, self.side, link.index, direction));
         // What cannot be told does not keep a link from being served.
         let chains: Vec<Chain> = chains.into_iter().flatten().collect();
         let proxy = chains.iter().find_map(Chain::proxy).filter(|_| !link.is_by_rule);
@@ -145,11 +159,13 @@ impl LinkHooks {
 
     fn attach(&mut self, link: &Link, pace: Pace) -> Result<LinkState, PlaneError> {
         let mut state = LinkState::Served;
+        let mut needs_filter = self.way == Way::Clsact;
         for direction in ATTACH_ORDER {
             let program = link_program(link, direction);
             match self.attach_program(link.index, direction, program, pace) {
                 Ok(Attached::ToStay) => {}
                 Ok(Attached::InHaste) => state = LinkState::ServedInHaste,
+                Ok(Attached::BehindFilter) => needs_filter = true,
                 // It went in the meantime; its event is on the way.
                 Err(error) if is_gone(&error) => return Ok(LinkState::Gone),
                 Err(source) => {
@@ -162,8 +178,8 @@ impl LinkHooks {
                 }
             }
         }
-        if self.way != Way::Clsact && state == LinkState::Served {
-            self.remove_filters(link.index)
+        if self.way != Way::Clsact && !needs_filter && state == LinkState::Served {
+            self.remove_filters(link.index, Which::Serving(self.side))
                 .map_err(|source| PlaneError::kernel(format!("take filters off link {}", link.name), source))?;
         }
         Ok(state)
@@ -187,10 +203,17 @@ impl LinkHooks {
                 Err(error) => debug!(ifindex, %error, "no filter can be attached in haste"),
             }
         }
+        // Programs on TCX run before all filters.
+        if clsact::has_draining(ifindex, direction, self.side)? {
+            return self
+                .attach_filter(ifindex, direction, name)
+                .map(|()| Attached::BehindFilter);
+        }
         let path = self.pins.link(LinkName::Tcx(direction, ifindex));
         pins::remove(&path)?;
+        let before = last_before(&self.pins, direction, ifindex)?;
         let program = self.programs.get(name)?;
-        match sys::attach_tcx(program.fd(), ifindex, direction) {
+        match sys::attach_tcx(program.fd(), ifindex, direction, before.as_ref().map(|fd| fd.as_fd())) {
             Ok(fd) => {
                 self.way = Way::Tcx;
                 sys::pin(fd.as_fd(), &path)?;
@@ -208,7 +231,7 @@ impl LinkHooks {
     /// Puts a filter on the link, in the place of ours that is there.
     fn attach_filter(&mut self, ifindex: u32, direction: Direction, name: &str) -> io::Result<()> {
         let program = self.programs.get(name)?;
-        if clsact::attach(ifindex, direction, program.fd(), name)? == Qdisc::Made {
+        if clsact::attach(ifindex, direction, program.fd(), name, self.side)? == Qdisc::Made {
             self.made_qdiscs.insert(ifindex);
         }
         pins::remove(&self.pins.link(LinkName::Tcx(direction, ifindex))).map(drop)
@@ -218,21 +241,26 @@ impl LinkHooks {
         let kernel =
             |what: &str, source: io::Error| PlaneError::kernel(format!("{what} link with index {ifindex}"), source);
         for direction in DETACH_ORDER {
-            let path = self.pins.link(LinkName::Tcx(direction, ifindex));
-            pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;
+            let name = LinkName::Tcx(direction, ifindex);
+            let before = self.pins.links_before(name);
+            let mut paths = before.map_err(|error| kernel("look for programs of", error))?;
+            paths.push(self.pins.link(name));
+            for path in paths {
+                pins::remove(&path).map_err(|error| kernel("unpin the programs of", error))?;
+            }
         }
-        self.remove_filters(ifindex)
+        self.remove_filters(ifindex, Which::All)
             .map_err(|error| kernel("take the filters off", error))
     }
 
-    /// Takes our filters off a link, whoever of us put them there.
-    fn remove_filters(&mut self, ifindex: u32) -> io::Result<()> {
+    /// Takes filters of ours off a link.
+    fn remove_filters(&mut self, ifindex: u32, which: Which) -> io::Result<()> {
         let qdisc = if self.made_qdiscs.remove(&ifindex) {
             Qdisc::Made
         } else {
             Qdisc::Found
         };
-        match clsact::detach(ifindex, qdisc) {
+        match clsact::detach(ifindex, qdisc, which) {
             Err(error) if !is_gone(&error) => Err(error),
             _ => Ok(()),
         }
@@ -243,7 +271,7 @@ impl LinkHooks {
         let known = self.known.entry(link.index).or_default();
         for (direction, reported) in Direction::ALL.into_iter().zip(&mut known.before) {
             // What cannot be read is not reported.
-            let Ok(chain) = Chain::read(&self.pins, link.index, direction) else {
+            let Ok(chain) = Chain::read(&self.pins, self.side, link.index, direction) else {
                 continue;
             };
             let before = chain.before_ours();
@@ -265,11 +293,17 @@ impl LinkHooks {
         }
     }
 
+    fn tell_drain(&self) {
+        if let Some(drain) = &self.drain {
+            drain.links_have_ours();
+        }
+    }
+
     /// Whether a program of ours, or of an earlier agent, is on a link, as far as can be told.
     fn may_serve(&self, ifindex: u32) -> bool {
         let is_pinned = Direction::ALL
             .into_iter()
-            .any(|direction| !matches!(pinned(&self.pins, direction, ifindex), Ok(None)));
+            .any(|direction| !matches!(last_before(&self.pins, direction, ifindex), Ok(None)));
         is_pinned || clsact::has_ours(ifindex).unwrap_or(false)
     }
 }
@@ -295,6 +329,16 @@ impl LinkPlane for LinkHooks {
 
     fn stop_waiting(&mut self) {
         self.is_waiting = false;
+        if self.are_all_told {
+            self.tell_drain();
+        }
+    }
+
+    fn links_are_served(&mut self) {
+        self.are_all_told = true;
+        if !self.is_waiting {
+            self.tell_drain();
+        }
     }
 
     fn look(&mut self, link: &Link) -> bool {
@@ -340,6 +384,32 @@ pub(super) fn pinned(pins: &Pins, direction: Direction, ifindex: u32) -> io::Res
         fd,
         program: info.program,
     }))
+}
+
+/// Of the links of earlier agents that are in the chain of a hook, the one that comes last.
+fn last_before(pins: &Pins, direction: Direction, ifindex: u32) -> io::Result<Option<OwnedFd>> {
+    let paths = pins.links_before(LinkName::Tcx(direction, ifindex))?;
+    if paths.is_empty() {
+        return Ok(None);
+    }
+    let chain = match sys::tcx_chain(ifindex, direction) {
+        Err(error) if is_gone(&error) => return Ok(None),
+        result => result?,
+    };
+    let mut last = None;
+    for path in paths {
+        let Some(fd) = pins::open(&path)? else {
+            continue;
+        };
+        let id = sys::link_info(fd.as_fd())?.id;
+        let place = chain.entries.iter().position(|entry| entry.link == id);
+        if let Some(place) = place
+            && last.as_ref().is_none_or(|(before, _)| *before < place)
+        {
+            last = Some((place, fd));
+        }
+    }
+    Ok(last.map(|(_, fd)| fd))
 }
 
 /// Whether an error says that the link, in the sense of an interface, is not there.

@@ -33,7 +33,7 @@ use crate::kernel::links::{Link, Role};
 pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("LB_EBPF_EMBEDDED"));
 
 /// The maps that outlive the agent.
-const PINNED: [&str; 14] = [
+const PINNED: [&str; 15] = [
     maps::SERVICES,
     maps::SLOTS,
     maps::BACKENDS,
@@ -48,6 +48,7 @@ const PINNED: [&str; 14] = [
     maps::SOURCES,
     maps::COUNTERS,
     maps::EVENTS,
+    maps::STAGE,
 ];
 
 /// The programs for links. Each has a twin for links whose packets have no header below IP.
@@ -144,26 +145,46 @@ pub(super) struct Loaded {
     pub(super) sources: BpfTable<SourceKey, Address>,
     /// The cgroups of pods whose sockets are left alone.
     pub(super) opted_out: BpfTable<u64, u32>,
-    /// Whether the maps are those of an earlier agent. New ones are pinned as unfilled.
-    pub(super) adopted: bool,
-    /// Which of the new maps are to take the rows of that agent's, if it had other sizes; the others are the same map,
-    /// pinned again.
-    pub(super) resized: Option<BTreeSet<&'static str>>,
+    /// Where they are from.
+    pub(super) origin: Origin,
+}
+
+/// Where maps are from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Origin {
+    /// They are those of the agent before, and pinned as such.
+    Adopted,
+    /// These are new, and pinned as unfilled: to take the rows of the agent before, which had other sizes. The others
+    /// are the same map as that agent's, pinned again.
+    Resized(BTreeSet<&'static str>),
+    /// They are those of an agent before that one, whose programs drain, and pinned as unfilled again.
+    Drained,
+    /// They are new, and pinned as unfilled.
+    New,
 }
 
 /// Loads the object.
 pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::Result<Loaded> {
-    let fit = fit(&pins.maps(), sizes)?;
-    let adopted = fit == Fit::Same;
-    let folder = if adopted { pins.maps() } else { pins.unfilled_maps() };
-    let resized = match fit {
-        Fit::Resized(names) => {
-            let same = PINNED.into_iter().filter(|name| !names.contains(name));
-            carry::pin_again(same, &pins.maps(), &folder)?;
-            Some(names)
-        }
-        Fit::Same | Fit::Not => None,
+    let origin = match fit(&pins.maps(), sizes)? {
+        Fit::Same => Origin::Adopted,
+        Fit::Resized(names) => Origin::Resized(names),
+        Fit::Not if fit(&pins.drained_of_ours().maps(), sizes)? == Fit::Same => Origin::Drained,
+        Fit::Not => Origin::New,
     };
+    let folder = match &origin {
+        Origin::Adopted => pins.maps(),
+        Origin::Resized(_) | Origin::Drained | Origin::New => pins.unfilled_maps(),
+    };
+    // What programs do is theirs alone, whatever maps they share with those before.
+    let shared = PINNED.into_iter().filter(|name| *name != maps::STAGE);
+    match &origin {
+        Origin::Resized(names) => {
+            let same = shared.filter(|name| !names.contains(name));
+            carry::pin_again(same, &pins.maps(), &folder)?;
+        }
+        Origin::Drained => carry::pin_again(shared, &pins.drained_of_ours().maps(), &folder)?,
+        Origin::Adopted | Origin::New => {}
+    }
     let paths: Vec<_> = PINNED.into_iter().map(|name| (name, folder.join(name))).collect();
     let programs = load_object(&paths, sizes, globals)?;
     Ok(Loaded {
@@ -172,8 +193,7 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
         sources: table(&folder, maps::SOURCES)?,
         opted_out: table(&folder, maps::OPTED_OUT)?,
         socket_maps: globals.netns_cookie.map(|_| socket_maps(&folder)).transpose()?,
-        adopted,
-        resized,
+        origin,
     })
 }
 
@@ -376,7 +396,7 @@ fn fit(folder: &Path, sizes: &MapSizes) -> anyhow::Result<Fit> {
         warn!(
             ?missing,
             ?different,
-            "the maps of an earlier agent do not fit: making new ones; flows begin anew"
+            "the maps of an earlier agent do not fit: its programs go on with the flows that they have"
         );
     }
     Ok(Fit::Not)

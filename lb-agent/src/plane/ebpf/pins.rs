@@ -18,6 +18,34 @@ use crate::kernel::capabilities;
 
 /// Our folder in the bpffs.
 const FOLDER: &str = "lb-agent";
+/// In there, what holds the folders of agents whose programs drain. Every version knows it by this name.
+const DRAINING: &str = "draining";
+/// In there, the maps of an agent that has not had a complete state yet.
+const UNFILLED: &str = "unfilled";
+/// What the names of the others begin with, one for each layout.
+const VERSION: char = 'v';
+
+/// What one agent has pinned: its maps, and the links of its programs. What the maps hold, only agents of its layout know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Generation(PathBuf);
+
+impl Generation {
+    /// The folder of its maps.
+    pub(super) fn maps(&self) -> PathBuf {
+        self.0.join("maps")
+    }
+
+    /// The folder of its links.
+    pub(super) fn links(&self) -> PathBuf {
+        self.0.join("links")
+    }
+
+    /// Takes its programs off hooks, but for filters, and unpins its maps.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        absent_is_none(fs::remove_dir_all(self.links()))?;
+        absent_is_none(fs::remove_dir_all(&self.0)).map(drop)
+    }
+}
 
 /// The pins of one layout of the maps.
 #[derive(Clone, Debug)]
@@ -88,7 +116,7 @@ impl Pins {
     }
 
     /// Makes the folders for links and for maps that are not filled yet, the latter empty: what is
-    /// in it is of an agent that never came to fill it.
+    /// in it is of an agent that never came to fill it. To be called when nothing drains that has not begun to.
     pub(super) fn create(&self) -> anyhow::Result<()> {
         create(&self.links())?;
         let folder = self.unfilled_maps();
@@ -104,7 +132,7 @@ impl Pins {
 
     /// The maps of an agent that has not had a complete state yet. (A bpffs has no names with dots.)
     pub(super) fn unfilled_maps(&self) -> PathBuf {
-        self.root.join(&self.version).join("unfilled-maps")
+        self.root.join(UNFILLED)
     }
 
     /// The unfilled maps are filled: they take the place of those that were. Were it to end half
@@ -120,7 +148,7 @@ impl Pins {
         let version = self.root.join(&self.version);
         // A folder with something in it stays.
         let _ = fs::remove_dir_all(self.unfilled_maps());
-        for folder in [&self.links(), &version, &self.root] {
+        for folder in [&self.links(), &version, &self.draining(), &self.root] {
             let _ = fs::remove_dir(folder);
         }
     }
@@ -142,36 +170,100 @@ impl Pins {
         names(&self.links())
     }
 
-    /// Brings the links that agents with another layout of the maps left into our folder. They keep
-    /// their programs, which keep their maps, until ours take their place.
-    pub(super) fn take_links_of_other_layouts(&self) -> io::Result<()> {
-        for version in self.other_layouts()? {
-            let theirs = self.root.join(&version).join("links");
-            for name in names(&theirs)? {
-                let (from, to) = (theirs.join(&name), self.links().join(&name));
-                if to.exists() {
-                    fs::remove_file(from)?;
-                } else {
-                    fs::rename(from, to)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes what agents with another layout of the maps left.
+    /// Removes what agents with another layout of the maps left, other than what drains.
     pub(super) fn remove_other_layouts(&self) -> io::Result<()> {
         for version in self.other_layouts()? {
-            fs::remove_dir_all(self.root.join(version))?;
+            Generation(self.root.join(version)).remove()?;
         }
         Ok(())
     }
 
     /// Names of the folders of other layouts of the maps.
     pub(super) fn other_layouts(&self) -> io::Result<Vec<String>> {
-        let mut versions = names(&self.root)?;
+        let mut versions = self.versions()?;
         versions.retain(|version| *version != self.version);
         Ok(versions)
+    }
+
+    fn versions(&self) -> io::Result<Vec<String>> {
+        let mut versions = names(&self.root)?;
+        versions.retain(|name| name.starts_with(VERSION));
+        Ok(versions)
+    }
+
+    fn draining(&self) -> PathBuf {
+        self.root.join(DRAINING)
+    }
+
+    /// Those that serve, or are to: of the agent before, whatever its layout, or of this one.
+    pub(super) fn serving(&self) -> io::Result<Vec<Generation>> {
+        let versions = self.versions()?.into_iter();
+        Ok(versions.map(|version| Generation(self.root.join(version))).collect())
+    }
+
+    /// Those that drain, or are to.
+    pub(super) fn drained(&self) -> io::Result<Vec<Generation>> {
+        let folder = self.draining();
+        let names = names(&folder)?.into_iter();
+        Ok(names.map(|name| Generation(folder.join(name))).collect())
+    }
+
+    /// The one of this layout that drains, if there is any.
+    pub(super) fn drained_of_ours(&self) -> Generation {
+        Generation(self.draining().join(&self.version))
+    }
+
+    /// Whether anything drains, or is to: filters, which have no pins, may be all that there is.
+    pub(super) fn has_draining(&self) -> io::Result<bool> {
+        self.draining().try_exists()
+    }
+
+    /// What serves is to drain. The unfilled maps take its place.
+    pub(super) fn step_aside(&self) -> anyhow::Result<()> {
+        create(&self.draining())?;
+        // What this agent has made for its links, if none was there of its layout.
+        if !self.maps().try_exists()? && self.link_names()?.is_empty() {
+            Generation(self.root.join(&self.version)).remove()?;
+        }
+        for version in self.versions()? {
+            let (from, to) = (self.root.join(&version), self.draining().join(&version));
+            fs::rename(&from, &to).with_context(|| format!("cannot move {} to {}", from.display(), to.display()))?;
+        }
+        create(&self.links())?;
+        self.maps_are_filled().context("cannot pin the maps for agents to come")
+    }
+
+    /// What was to drain serves again, in the place of whatever was to follow it.
+    pub(super) fn step_back(&self, drained: &[Generation]) -> io::Result<()> {
+        for follower in self.serving()? {
+            follower.remove()?;
+        }
+        for generation in drained {
+            if let Some(name) = generation.0.file_name() {
+                fs::rename(&generation.0, self.root.join(name))?;
+            }
+        }
+        // It stays if anything else drains.
+        let _ = fs::remove_dir(self.draining());
+        Ok(())
+    }
+
+    /// Nothing drains any more.
+    pub(super) fn remove_draining(&self) -> io::Result<()> {
+        for generation in self.drained()? {
+            generation.remove()?;
+        }
+        absent_is_none(fs::remove_dir_all(self.draining())).map(drop)
+    }
+
+    /// Where links of this name are pinned by agents before, those that drain first.
+    pub(super) fn links_before(&self, name: LinkName<'_>) -> io::Result<Vec<PathBuf>> {
+        let own = self.link(name);
+        let file = own.file_name().unwrap_or_default();
+        let mut generations = self.drained()?;
+        generations.extend(self.serving()?);
+        let paths = generations.iter().map(|generation| generation.links().join(file));
+        Ok(paths.filter(|path| *path != own && path.exists()).collect())
     }
 }
 
@@ -287,6 +379,63 @@ mod tests {
             assert_eq!(fs::read_to_string(pins.maps().join("MAP")).unwrap(), content);
             assert!(!pins.unfilled_maps().exists());
         }
+    }
+
+    #[test]
+    fn what_steps_aside_drains_beside_ours_or_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("lb-agent");
+        let of = |version: &str| Pins {
+            root: root.clone(),
+            version: version.to_owned(),
+        };
+        let (old, new) = (of("v1"), of("v2"));
+        let fill = |pins: &Pins| {
+            pins.create().unwrap();
+            fs::write(pins.unfilled_maps().join("MAP"), &pins.version).unwrap();
+        };
+        fill(&old);
+        old.maps_are_filled().unwrap();
+        fs::write(old.link(LinkName::Cgroup("connect4")), "link").unwrap();
+
+        for round in ["taken back", "gone on with"] {
+            fill(&new);
+            new.step_aside().unwrap();
+            assert_eq!(fs::read_to_string(new.maps().join("MAP")).unwrap(), "v2", "{round}");
+            let draining = root.join("draining/v1");
+            assert_eq!(new.drained().unwrap(), [Generation(draining.clone())]);
+            assert_eq!(
+                new.links_before(LinkName::Cgroup("connect4")).unwrap(),
+                [draining.join("links/connect4")]
+            );
+            assert_eq!(old.drained_of_ours(), Generation(draining));
+            if round == "taken back" {
+                new.step_back(&new.drained().unwrap()).unwrap();
+                assert!(old.maps().exists() && !new.maps().exists() && !new.has_draining().unwrap());
+            }
+        }
+        new.remove_draining().unwrap();
+        assert_eq!(names(&root).unwrap(), ["v2"]);
+    }
+
+    #[test]
+    fn other_sizes_of_one_layout_step_aside_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins {
+            root: folder.path().join("lb-agent"),
+            version: "v1".to_owned(),
+        };
+        for content in ["old", "new"] {
+            pins.create().unwrap();
+            fs::write(pins.unfilled_maps().join("MAP"), content).unwrap();
+            match content {
+                "old" => pins.maps_are_filled().unwrap(),
+                _ => pins.step_aside().unwrap(),
+            }
+        }
+        let map = |folder: PathBuf| fs::read_to_string(folder.join("MAP")).unwrap();
+        assert_eq!(map(pins.maps()), "new");
+        assert_eq!(map(pins.drained_of_ours().maps()), "old");
     }
 
     #[test]

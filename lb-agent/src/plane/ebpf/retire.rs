@@ -2,36 +2,28 @@
 
 use std::path::Path;
 
-use super::{
-    object,
-    pins::{self, Pins},
-    table::{Table, rows},
-};
+use super::{pins::Pins, stage::Stage};
 
-/// Empties the maps that an agent left under `bpffs` of all that begins a flow. From then on who connects passes the
-/// programs as it came, while the flow table still translates whoever had connected before. Where no such maps are there
-/// is nothing to do, nor with those of another layout, of which only their own agent knows what is in them. Says whether
-/// there were any.
+/// Has programs that an agent left under `bpffs`, of whatever layout, begin nothing any more. From then on who connects
+/// passes them as it came, while the flow table still translates whoever had connected before. Where no such agent was
+/// there is nothing to do. Says whether there was one.
 ///
 /// # Errors
-/// An agent holds them, or they cannot be read or emptied.
+/// An agent holds them, or they cannot be told.
 pub fn retire(bpffs: &Path) -> anyhow::Result<bool> {
-    if !pins::has_maps(bpffs) {
+    let Ok(pins) = Pins::new(bpffs) else {
+        return Ok(false);
+    };
+    if pins.serving()?.is_empty() {
         return Ok(false);
     }
-    let pins = Pins::new(bpffs)?;
     let _lock = pins.lock()?;
-    let mut tables = object::tables(&pins.maps())?;
-    // First what refuses or drops a client whose service is not found, which then is every one.
-    empty(&mut *tables.cidrs)?;
-    empty(&mut *tables.addresses)?;
-    empty(&mut *tables.services)?;
-    Ok(true)
-}
-
-fn empty<K, V>(table: &mut dyn Table<K, V>) -> anyhow::Result<()> {
-    let all: Vec<(K, V)> = rows(table)?;
-    let keys: Vec<K> = all.into_iter().map(|(key, _)| key).collect();
-    table.remove(&keys).map_err(|partial| partial.error)?;
-    Ok(())
+    let mut is_any = false;
+    for generation in pins.serving()? {
+        if let Some(mut stage) = Stage::open(&generation.maps())? {
+            stage.drain(false)?;
+            is_any = true;
+        }
+    }
+    Ok(is_any)
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{
     chain::{Attached, Chain},
+    drain,
     link_hooks::is_gone,
     pins::Pins,
     sys::Direction,
@@ -37,6 +38,9 @@ pub struct ServedLink {
 pub struct Hook {
     /// Our program.
     pub program: Option<Attached>,
+    /// Those of an earlier agent before it, which go on with the flows that they have and begin none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub draining: Vec<Attached>,
     /// Programs of others that see packets before ours.
     pub before: Vec<String>,
 }
@@ -75,12 +79,13 @@ impl ServedLink {
 pub fn links(bpffs: &Path) -> anyhow::Result<Vec<ServedLink>> {
     capabilities::check_to_read()?;
     let pins = Pins::new(bpffs)?;
+    let side = drain::side(&pins)?.unwrap_or(0);
     let mut served = Vec::new();
     for facts in links::list().context("cannot list links")? {
         if facts.is_loopback {
             continue;
         }
-        let chains = Direction::ALL.map(|direction| Chain::read(&pins, facts.index, direction));
+        let chains = Direction::ALL.map(|direction| Chain::read(&pins, side, facts.index, direction));
         let [ingress, egress] = match chains {
             [Ok(ingress), Ok(egress)] => [ingress, egress],
             // It went in the meantime.
@@ -107,6 +112,7 @@ impl Hook {
     fn new(chain: &Chain) -> Self {
         Self {
             program: chain.ours(),
+            draining: chain.draining(),
             before: chain.before_ours(),
         }
     }

@@ -11,7 +11,11 @@
 mod settle;
 mod write;
 
-use std::{collections::HashMap, io};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    net::SocketAddr,
+};
 
 use lb_common::{BackendValue, PrefixKey, Range, ServiceKey, ServiceValue, maps};
 
@@ -27,7 +31,7 @@ use super::{
     table::Tables,
 };
 use crate::{
-    desired::{Change, ServicePort, ServicePortName, State},
+    desired::{Change, Protocol, ServicePort, ServicePortName, State},
     plane::{Fill, Outcome, PlaneError},
 };
 
@@ -103,6 +107,16 @@ pub(super) struct Writes {
 type Wanted<'a> = (&'a ServicePortName, Option<&'a ServicePort>);
 
 impl Services {
+    /// Every backend of UDP to which new flows may go.
+    pub(super) fn serving_udp(&self) -> HashSet<SocketAddr> {
+        let ports = self.ports.iter().filter(|(name, _)| name.protocol == Protocol::Udp);
+        let backends = ports.flat_map(|(_, port)| &port.backends);
+        backends
+            .filter(|backend| backend.is_serving())
+            .map(|backend| backend.socket)
+            .collect()
+    }
+
     /// Makes the maps hold `state` and nothing else.
     pub(super) fn replace(&mut self, state: &State) -> Outcome {
         if let Some(found) = self.found.take() {

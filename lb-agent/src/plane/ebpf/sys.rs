@@ -15,7 +15,7 @@ use std::{
 };
 
 use aya_obj::generated::{
-    BPF_F_BEFORE,
+    BPF_F_AFTER, BPF_F_BEFORE, BPF_F_LINK,
     bpf_attach_type::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS},
     bpf_cmd::{self, *},
     bpf_link_type::{BPF_LINK_TYPE_CGROUP, BPF_LINK_TYPE_TCX},
@@ -23,7 +23,8 @@ use aya_obj::generated::{
 };
 
 pub(super) use rows::{
-    Cursor, Partial, delete, delete_batch, look_up, look_up_bytes, next_key, read_batch, update, update_batch,
+    Cursor, Partial, add, delete, delete_batch, first_key, look_up, look_up_bytes, next_key, read_batch, update,
+    update_batch, update_bytes,
 };
 
 /// How many programs the kernel lets share one TCX hook (`BPF_MPROG_MAX`).
@@ -176,13 +177,20 @@ struct LinkCreateAttr {
     expected_revision: u64,
 }
 
-/// Attaches a program to the head of a TCX chain (kernel 6.6). `EINVAL` from a kernel without TCX.
-pub(super) fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32, direction: Direction) -> io::Result<OwnedFd> {
+/// Attaches a program to a TCX chain (kernel 6.6): right behind a link that is there, else to the head. `EINVAL` from
+/// a kernel without TCX.
+pub(super) fn attach_tcx(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    direction: Direction,
+    behind: Option<BorrowedFd<'_>>,
+) -> io::Result<OwnedFd> {
     let mut attr = LinkCreateAttr {
         program: number(program),
         target: ifindex,
         attach_type: direction.tcx() as u32,
-        flags: BPF_F_BEFORE,
+        flags: behind.map_or(BPF_F_BEFORE, |_| BPF_F_AFTER | BPF_F_LINK),
+        relative: behind.map_or(0, number),
         ..LinkCreateAttr::default()
     };
     // SAFETY: no pointers.

@@ -194,6 +194,18 @@ impl<K: Pod, V: Pod> Table<K, V> for BpfTable<K, V> {
 }
 
 impl<K: Pod, V: Pod> BpfTable<K, V> {
+    /// Writes a row where there is none.
+    pub(super) fn add(&mut self, key: &K, value: &V) -> io::Result<()> {
+        let map = self.map.as_fd();
+        persist(1, |_| {
+            // SAFETY: `new` has compared the sizes.
+            unsafe { sys::add(map, key, value) }
+                .map(drop)
+                .map_err(|error| Partial { done: 0, error })
+        })
+        .map_err(|partial| partial.error)
+    }
+
     /// Shows one row after the other.
     fn read_each(&self, visit: &mut dyn FnMut(K, V) -> bool) -> io::Result<()> {
         let mut last = None;

@@ -40,7 +40,7 @@ pub(super) fn links(programs: &Programs) -> anyhow::Result<Found> {
 
 fn attach_links(programs: &Programs) -> io::Result<Found> {
     for (direction, name) in LINK_PROGRAMS {
-        match sys::attach_tcx(programs.get(name)?.fd(), LOOPBACK, direction) {
+        match sys::attach_tcx(programs.get(name)?.fd(), LOOPBACK, direction, None) {
             // It goes with its descriptor.
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return attach_filters(programs),
@@ -52,7 +52,7 @@ fn attach_links(programs: &Programs) -> io::Result<Found> {
 
 fn attach_filters(programs: &Programs) -> io::Result<Found> {
     for (direction, name) in LINK_PROGRAMS {
-        clsact::attach(LOOPBACK, direction, programs.get(name)?.fd(), name)?;
+        clsact::attach(LOOPBACK, direction, programs.get(name)?.fd(), name, 0)?;
     }
     Ok(Found::good("attached with clsact filters (no TCX before kernel 6.6)"))
 }

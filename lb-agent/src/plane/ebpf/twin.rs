@@ -26,13 +26,14 @@ use super::{
 };
 
 /// The maps that it shares with the one on the link. Programs for links only read them.
-const SHARED: [&str; 6] = [
+const SHARED: [&str; 7] = [
     maps::SLOTS,
     maps::BACKENDS,
     maps::ADDRESSES,
     maps::SOURCE_RANGES,
     maps::CIDRS,
     maps::SOURCES,
+    maps::STAGE,
 ];
 /// Sizes of its own maps. A table that forgets what was used longest ago begins to before it is full.
 const OWN: [(&str, u32); 5] = [
@@ -241,7 +242,8 @@ fn constants(program: &ProgramInfo) -> anyhow::Result<Vec<u8>> {
         }
         let mut bytes = vec![0; info.value_size() as usize];
         // SAFETY: `bytes` is as long as the kernel says a value is, and what holds constants is an array.
-        unsafe { sys::look_up_bytes(info.fd()?.as_fd(), &mut bytes) }.context("cannot read the program's constants")?;
+        unsafe { sys::look_up_bytes(info.fd()?.as_fd(), 0, &mut bytes) }
+            .context("cannot read the program's constants")?;
         return Ok(bytes);
     }
     bail!("program {} has no constants", program.name)

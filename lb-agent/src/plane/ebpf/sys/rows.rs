@@ -3,7 +3,10 @@
 use std::{io, mem::size_of, os::fd::BorrowedFd};
 
 use aya::Pod;
-use aya_obj::generated::bpf_cmd::{self, *};
+use aya_obj::generated::{
+    BPF_NOEXIST,
+    bpf_cmd::{self, *},
+};
 
 use super::{bpf, number};
 
@@ -168,6 +171,25 @@ pub(in crate::plane::ebpf) unsafe fn update<K: Pod, V: Pod>(map: BorrowedFd<'_>,
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
+/// Writes a row where there is none; says whether there was none.
+///
+/// # Safety
+/// `K` and `V` have the sizes of the map's keys and values.
+pub(in crate::plane::ebpf) unsafe fn add<K: Pod, V: Pod>(map: BorrowedFd<'_>, key: &K, value: &V) -> io::Result<bool> {
+    let mut attr = RowAttr {
+        map: number(map),
+        key: std::ptr::from_ref(key) as u64,
+        value: std::ptr::from_ref(value) as u64,
+        flags: BPF_NOEXIST.into(),
+        ..RowAttr::default()
+    };
+    // SAFETY: key and value live across the call and have the map's sizes.
+    match unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attr) } {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        result => result.map(|_| true),
+    }
+}
+
 /// Deletes a row; `ENOENT` where there is none.
 ///
 /// # Safety
@@ -201,15 +223,47 @@ pub(in crate::plane::ebpf) unsafe fn look_up<K: Pod, V: Pod>(
     absent_is_false(unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) })
 }
 
-/// Writes the only row of an array over `value`, whatever it is made of.
+/// Writes the first key of a hash over `key`, whatever it is made of; says whether there is one.
+///
+/// # Safety
+/// `key` has the size of the map's keys.
+pub(in crate::plane::ebpf) unsafe fn first_key(map: BorrowedFd<'_>, key: &mut [u8]) -> io::Result<bool> {
+    let mut attr = RowAttr {
+        map: number(map),
+        value: key.as_mut_ptr() as u64,
+        ..RowAttr::default()
+    };
+    // SAFETY: the key lives across the call and has the map's size.
+    absent_is_false(unsafe { bpf(BPF_MAP_GET_NEXT_KEY, &mut attr) })
+}
+
+/// Writes a row of an array, whatever it is made of.
 ///
 /// # Safety
 /// `value` has the size of the map's values, and its keys are `u32`.
-pub(in crate::plane::ebpf) unsafe fn look_up_bytes(map: BorrowedFd<'_>, value: &mut [u8]) -> io::Result<()> {
-    let key = 0_u32;
+pub(in crate::plane::ebpf) unsafe fn update_bytes(map: BorrowedFd<'_>, index: u32, value: &[u8]) -> io::Result<()> {
     let mut attr = RowAttr {
         map: number(map),
-        key: std::ptr::from_ref(&key) as u64,
+        key: std::ptr::from_ref(&index) as u64,
+        value: value.as_ptr() as u64,
+        ..RowAttr::default()
+    };
+    // SAFETY: key and value live across the call and have the map's sizes.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
+}
+
+/// Writes a row of an array over `value`, whatever it is made of.
+///
+/// # Safety
+/// `value` has the size of the map's values, and its keys are `u32`.
+pub(in crate::plane::ebpf) unsafe fn look_up_bytes(
+    map: BorrowedFd<'_>,
+    index: u32,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut attr = RowAttr {
+        map: number(map),
+        key: std::ptr::from_ref(&index) as u64,
         value: value.as_mut_ptr() as u64,
         ..RowAttr::default()
     };

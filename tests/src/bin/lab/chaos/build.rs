@@ -1,8 +1,9 @@
-//! What an agent may be upgraded to: the same program, told something by which what it loads into the kernel differs.
+//! What an agent may be upgraded to: the same program, told something by which what it loads into the kernel differs, or
+//! another one.
 
 use std::fmt;
 
-use lb_tests::agent::{Maps, Options};
+use lb_tests::agent::{self, Maps, Options};
 use lb_tests::plane::Plane;
 
 /// One of them.
@@ -14,6 +15,9 @@ pub(crate) enum Build {
     /// With maps of other sizes: all rows are carried over
     #[value(name = "sizes")]
     OtherSizes,
+    /// Another one, whose maps have another layout: what is open goes on in those of the one before
+    #[value(name = "layout")]
+    OtherLayout,
     /// With another mark for what is to be masqueraded: another constant in the programs, and another rule of the packet filter
     #[value(name = "mark")]
     OtherMark,
@@ -34,7 +38,7 @@ impl Build {
     /// How an agent is started that is this one.
     pub(crate) fn options(self) -> Options {
         let args: &[&str] = match self {
-            Self::Usual => &[],
+            Self::Usual | Self::OtherLayout => &[],
             Self::OtherSizes => &[
                 "--max-services=131072",
                 "--max-slots=524288",
@@ -48,6 +52,10 @@ impl Build {
             Self::KernelSnat => &["--snat=kernel"],
         };
         Options {
+            build: match self {
+                Self::OtherLayout => agent::Build::NextLayout,
+                _ => agent::Build::Usual,
+            },
             // As on a node: what is carried over is to be as much.
             maps: Maps::Default,
             args: args.iter().map(Into::into).collect(),
@@ -61,6 +69,7 @@ impl fmt::Display for Build {
         f.write_str(match self {
             Self::Usual => "the usual one",
             Self::OtherSizes => "one with maps of other sizes",
+            Self::OtherLayout => "one of another layout",
             Self::OtherMark => "one with another mark",
             Self::AllSockets => "one with all sockets",
             Self::KernelSnat => "one with the kernel's masquerading",
