@@ -301,9 +301,10 @@ impl LinkHooks {
 
     /// Whether a program of ours, or of an earlier agent, is on a link, as far as can be told.
     fn may_serve(&self, ifindex: u32) -> bool {
-        let is_pinned = Direction::ALL
-            .into_iter()
-            .any(|direction| !matches!(last_before(&self.pins, direction, ifindex), Ok(None)));
+        let is_pinned = Direction::ALL.into_iter().any(|direction| {
+            !matches!(pinned(&self.pins, direction, ifindex), Ok(None))
+                || !matches!(last_before(&self.pins, direction, ifindex), Ok(None))
+        });
         is_pinned || clsact::has_ours(ifindex).unwrap_or(false)
     }
 }

@@ -168,6 +168,8 @@ pub(super) fn load(pins: &Pins, sizes: &MapSizes, globals: Globals) -> anyhow::R
     let origin = match fit(&pins.maps(), sizes)? {
         Fit::Same => Origin::Adopted,
         Fit::Resized(names) => Origin::Resized(names),
+        // What serves is of this layout too: no two of one layout drain.
+        Fit::Not if pins.maps().try_exists()? => Origin::New,
         Fit::Not if fit(&pins.drained_of_ours().maps(), sizes)? == Fit::Same => Origin::Drained,
         Fit::Not => Origin::New,
     };
