@@ -152,7 +152,7 @@ pub(crate) fn begin(
     let client_port = if (attempt < slot_attempts) & may_keep_port {
         Port::NONE
     } else {
-        other_port(stage::side())
+        other_port(stage::ports())
     };
     *row = forward_row(packet, service, &chosen, client, client_port, now);
     // As long as there are others. What is taken at the end is better than nothing.
@@ -184,6 +184,18 @@ pub(crate) fn forget(packet: &Packet, now: u64) {
     if unsafe { FLOWS.get(&reverse) }.is_some_and(|row| row.flags & CLOSING != 0 || expired(row, now)) {
         let _ = FLOWS.remove(&reverse);
     }
+}
+
+/// Whether a packet is of another connection than that of its row, which then goes. The first answer of one that has opened
+/// since comes to rows that have ended only where somebody else has its rows and gave it its port: programs before or
+/// behind these, or the kernel.
+#[inline(always)]
+pub(crate) fn is_of_another(row: &FlowValue, packet: &Packet) -> bool {
+    let is_so = packet.accepts() & (row.flags & CLOSING != 0);
+    if is_so {
+        let _ = FLOWS.remove(&packet.key);
+    }
+    is_so
 }
 
 /// Whether a reverse row still stands for a flow. An answer to a datagram may come late, but not
@@ -297,10 +309,10 @@ pub(crate) fn random() -> u32 {
     unsafe { bpf_get_prandom_u32() }
 }
 
-/// A source port for a client that cannot have its own, of those of a [side](lb_common::stage::SIDE).
+/// A source port for a client that cannot have its own, of one of both [kinds](lb_common::stage::PORTS).
 #[inline(always)]
-pub(crate) fn other_port(side: u16) -> Port {
+pub(crate) fn other_port(kind: u16) -> Port {
     let span = (u64::from(LAST_SNAT_PORT - FIRST_SNAT_PORT) + 1) / u64::from(SIDES);
     let place = ((u64::from(random()) * span) >> 32) as u16;
-    Port::new(FIRST_SNAT_PORT + place * SIDES as u16 + side)
+    Port::new(FIRST_SNAT_PORT + place * SIDES as u16 + kind)
 }

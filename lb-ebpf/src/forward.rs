@@ -224,7 +224,7 @@ fn known(packet: &Packet, copy: &mut FlowValue) -> Known {
             Known::IsAnswer
         };
     }
-    if !flow::holds(row, packet, now) {
+    if !flow::holds(row, packet, now) || flow::is_of_another(row, packet) {
         return Known::Not;
     }
     row.last_seen = now;

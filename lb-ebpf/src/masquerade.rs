@@ -128,15 +128,15 @@ fn source(link: u32, client: &Address) -> Option<Address> {
 fn claim(packet: &Packet, source: &Address, row: &FlowValue) -> Option<Port> {
     let backend = (packet.key.destination, packet.key.destination_port);
     let mut key = FlowKey::new(FORWARD, packet.key.protocol, backend, (*source, Port::NONE));
-    let side = stage::side();
+    let own = stage::ports();
     for attempt in 0..ATTEMPTS {
-        // Where there are not enough of them, those of the other side are better than none.
-        let side = if attempt < CAREFUL_ATTEMPTS {
-            side
+        // Where there are not enough of them, the others are better than none.
+        let kind = if attempt < CAREFUL_ATTEMPTS {
+            own
         } else {
             flow::random() as u16 % SIDES as u16
         };
-        key.destination_port = flow::other_port(side);
+        key.destination_port = flow::other_port(kind);
         if FLOWS.insert(&key, row, BPF_NOEXIST.into()).is_ok() {
             return Some(key.destination_port);
         }

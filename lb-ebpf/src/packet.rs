@@ -64,6 +64,7 @@ pub(crate) struct Network {
 const OPENS: u64 = 1 << 0;
 const CONTINUES: u64 = 1 << 1;
 const CLOSES: u64 = 1 << 2;
+const ACCEPTS: u64 = 1 << 3;
 
 /// What is known of a transport protocol: numbers in place of truth values, and arithmetic in place of branches.
 /// With a branch a protocol, and one a chunk of SCTP, the verifier would follow each through all that comes after;
@@ -110,7 +111,7 @@ impl Transport {
     fn step(self, byte: u8, fragment: u16) -> u8 {
         let flag = |bit: u8| u64::from(byte >> bit.trailing_zeros()) & 1;
         let ends = flag(RST) | flag(FIN);
-        let tcp = step(flag(SYN) & !(ends | flag(ACK)), ends);
+        let tcp = step(flag(SYN) & !(ends | flag(ACK)), ends) | (ACCEPTS * (flag(SYN) & flag(ACK)));
         let opens = equal(byte, INIT) & is_zero(fragment.into());
         let sctp = step(opens, equal(byte, ABORT) | equal(byte, SHUTDOWN_COMPLETE));
         ((self.is_tcp * tcp) | (self.is_sctp * sctp)) as u8
@@ -197,6 +198,12 @@ impl Packet {
     #[inline(always)]
     pub(crate) fn continues(&self) -> bool {
         self.step & CONTINUES as u8 != 0
+    }
+
+    /// The first answer, of TCP: it belongs to no connection that is coming to its end.
+    #[inline(always)]
+    pub(crate) fn accepts(&self) -> bool {
+        self.step & ACCEPTS as u8 != 0
     }
 
     /// The connection is coming to its end.

@@ -66,7 +66,8 @@ fn translate<F: Family>(skb: &SkBuff, network: usize, asked: u32) -> i32 {
         return of_no_flow(&packet, asked);
     };
     let now = flow::now();
-    if !flow::stands(row, &packet, now) || !masquerade::holds(row, &packet, asked, now) {
+    let is_ours = flow::stands(row, &packet, now) && !flow::is_of_another(row, &packet);
+    if !is_ours || !masquerade::holds(row, &packet, asked, now) {
         return of_no_flow(&packet, asked);
     }
     row.last_seen = now;

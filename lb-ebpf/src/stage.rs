@@ -24,10 +24,10 @@ pub(crate) fn is_beside() -> bool {
     stage() == BESIDE
 }
 
-/// 0 or 1.
+/// Which ports are theirs: 0 or 1.
 #[inline(always)]
-pub(crate) fn side() -> u16 {
-    (row(stage::SIDE) % stage::SIDES) as u16
+pub(crate) fn ports() -> u16 {
+    (row(stage::PORTS) % stage::SIDES) as u16
 }
 
 #[inline(always)]

@@ -478,6 +478,8 @@ fn beside(pins: &Pins, loaded: &Loaded) -> anyhow::Result<Before> {
     let mut stage = Stage::open(&folder)?.context("there is no map of what programs do")?;
     if is_there {
         stage.set_side(drain::other_side(pins)?)?;
+        let carried = matches!(loaded.origin, Origin::Resized(_));
+        stage.set_ports(drain::ports_beside(pins, carried)?)?;
     }
     let is_beside = is_there || pins.has_draining()?;
     stage.set(if is_beside { BESIDE } else { SERVES })?;

@@ -63,6 +63,28 @@ fn a_marked_packet_goes_out_as_the_nodes_and_its_answer_goes_on_to_the_client() 
     });
 }
 
+/// The kernel, or programs of another agent, may give a port that a connection of ours has had.
+#[test]
+fn the_first_answer_to_who_has_a_port_after_us_is_not_our_clients() {
+    for family in Family::BOTH {
+        let mut datapath = Datapath::new();
+        datapath.source(ANY_LINK, node(family));
+        let (client, backend) = (client(family), backend(family, 1));
+        let source = goes_out(&datapath, Transport::Tcp, client, backend, SYN);
+        goes_out(&datapath, Transport::Tcp, client, backend, FIN | ACK);
+        let comes = |datapath: &Datapath, flags| {
+            let answer = frame(Transport::Tcp, backend, source, flags);
+            read(&datapath.run(Hook::OutsideIngress, &answer).frame).to()
+        };
+        // The backend has more to say, and says it to our client.
+        assert_eq!(comes(&datapath, ACK), client);
+        // From its first answer on, it speaks to somebody else.
+        for flags in [SYN | ACK, ACK, FIN | ACK] {
+            assert_eq!(comes(&datapath, flags), source, "{flags:#x}");
+        }
+    }
+}
+
 #[test]
 fn the_address_is_that_of_the_link() {
     each(|mut datapath, family, transport| {

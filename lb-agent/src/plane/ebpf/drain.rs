@@ -345,9 +345,20 @@ pub(super) fn other_side(pins: &Pins) -> anyhow::Result<u32> {
 
 /// The side of what serves.
 pub(super) fn side(pins: &Pins) -> anyhow::Result<Option<u32>> {
+    let stage = serving(pins)?;
+    Ok(stage.map(|stage| stage.side()).transpose()?)
+}
+
+/// The ports of who comes beside what serves, and whose rows are `carried` over or not.
+pub(super) fn ports_beside(pins: &Pins, carried: bool) -> anyhow::Result<u32> {
+    let theirs = serving(pins)?.map_or(Ok(0), |stage| stage.ports())?;
+    Ok(if carried { theirs } else { (theirs + 1) % SIDES })
+}
+
+fn serving(pins: &Pins) -> anyhow::Result<Option<Stage>> {
     for generation in pins.serving()? {
         if let Some(stage) = Stage::open(&generation.maps())? {
-            return Ok(Some(stage.side()?));
+            return Ok(Some(stage));
         }
     }
     Ok(None)

@@ -40,7 +40,17 @@ impl Stage {
         self.write(stage::STAGE, stage)
     }
 
-    /// Which ports are theirs, and which filters.
+    /// Which ports are theirs.
+    pub(super) fn ports(&self) -> io::Result<u32> {
+        self.row(stage::PORTS).map(|ports| ports % SIDES)
+    }
+
+    /// To be set before there are programs.
+    pub(super) fn set_ports(&mut self, ports: u32) -> io::Result<()> {
+        self.write(stage::PORTS, ports)
+    }
+
+    /// Which filters are theirs.
     pub(super) fn side(&self) -> io::Result<u32> {
         self.row(stage::SIDE).map(|side| side % SIDES)
     }
