@@ -397,13 +397,8 @@ impl Plane for EbpfPlane {
             opt_out.set(pods.clone());
         }
         // Whatever the agent before left undone.
-        self.services.has_lost_udp = false;
-        if let Some(sockets) = &self.host_sockets {
-            sockets.look();
-        }
-        if let Some(drain) = &self.drain {
-            drain.backends_are(|| self.services.serving_udp());
-        }
+        self.services.has_lost_udp = true;
+        self.end_sockets();
         Ok(outcome)
     }
 

@@ -283,11 +283,8 @@ fn what_a_pod_cannot_say_of_its_sockets_leaves_them_as_they_are() {
             "a pod in the host's network has no link that would serve it instead",
         ),
     ] {
-        let Decoded::Object { object, skipped } = decode::<Pod>(wire).unwrap() else {
-            panic!("a Pod expected");
-        };
+        let (object, skipped) = with_skipped::<Pod>(wire);
         assert!(!object.is_opted_out);
-        let skipped: Vec<_> = skipped.iter().map(ToString::to_string).collect();
         assert_eq!(
             skipped,
             [format!("metadata.annotations[lb-agent.io/socket-lb]: {said}")]

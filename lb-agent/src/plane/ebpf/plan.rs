@@ -43,8 +43,8 @@ pub(super) struct Taken {
     pub(super) service: Option<u32>,
     /// Backend numbers.
     pub(super) backends: Vec<u32>,
-    /// Slots.
-    pub(super) ranges: Vec<Range>,
+    /// Slots, and what is to be in them.
+    pub(super) ranges: Vec<(Range, Vec<u32>)>,
 }
 
 impl Plan {
@@ -180,7 +180,7 @@ impl Services {
             return Ok(None);
         }
         let range = self.slots.allocate(count).ok_or_else(|| full(maps::SLOTS, capacity))?;
-        taken.ranges.push(range);
+        taken.ranges.push((range, set.clone()));
         ranges.push((range, set));
         Ok(Some(range))
     }
@@ -215,14 +215,9 @@ impl Services {
                 plan.lowered.push((backend.number, last));
             }
         }
-        for range in &plan.taken.ranges {
-            let set = if new.cluster == Some(*range) {
-                new.spread.slots(&new.backends, |e| e.cluster)
-            } else {
-                new.spread.slots(&new.backends, |e| e.local)
-            };
+        for (range, set) in &plan.taken.ranges {
             for (slot, number) in (range.base..).zip(set) {
-                writes.slots.push(index, slot, number);
+                writes.slots.push(index, slot, *number);
             }
         }
         let old_ranges = plan.old.as_ref().map(|old| &old.source_ranges);

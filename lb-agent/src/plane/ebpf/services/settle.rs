@@ -63,7 +63,7 @@ impl Services {
     pub(super) fn roll_back(&mut self, plan: Plan) -> Option<Programmed> {
         self.later.backends.extend(plan.raised);
         self.later.source_ranges.extend(plan.added_ranges);
-        for range in plan.taken.ranges {
+        for (range, _) in plan.taken.ranges {
             self.slots.retire(range);
         }
         let taken: BTreeSet<u32> = plan.taken.backends.into_iter().collect();
@@ -183,7 +183,7 @@ impl Services {
         for number in backends {
             self.backend_numbers.free(number);
         }
-        for range in ranges {
+        for (range, _) in ranges {
             self.slots.free(range);
         }
     }
