@@ -3,12 +3,12 @@
 
 use aya_ebpf::{
     bindings::{BPF_F_PSEUDO_HDR, bpf_sock_addr},
-    helpers::bpf_csum_diff,
     programs::sk_buff::SkBuff,
 };
-use lb_common::Address;
+use lb_common::{Address, Port};
 
 use crate::{
+    checksum,
     packet::{Network, Packet},
     peek::peek,
 };
@@ -37,18 +37,24 @@ pub(crate) trait Family {
     /// behind a short packet a link may have put padding.
     fn length(skb: &SkBuff, offset: usize) -> Option<usize>;
 
-    /// Writes an address at `field` of the IP header and corrects the checksums that cover it;
-    /// `flags` are those of `bpf_l4_csum_replace`.
-    fn replace_address(
+    /// Writes both addresses and both ports, which are new or as they were, and corrects the checksum of the IP header,
+    /// if there is one. `difference` is that of the addresses, as [`checksum::difference`] has it; the checksum of the
+    /// transport header is left to the caller.
+    fn store_ends(
         skb: &SkBuff,
         packet: &Packet,
-        field: usize,
-        old: &Address,
-        new: &Address,
-        flags: u64,
+        source: &Address,
+        destination: &Address,
+        ports: [Port; 2],
+        difference: u32,
     ) -> Result<(), i64>;
 
-    /// The same where no checksum but that of the IP header covers it: in all fragments but the first.
+    /// Corrects a checksum of a transport header for an address, which it covers by the pseudo header; `flags` are those
+    /// of `bpf_l4_csum_replace`.
+    fn correct_for_address(skb: &SkBuff, checksum: usize, difference: u32, flags: u64) -> Result<(), i64>;
+
+    /// Writes an address at `field` of the IP header and corrects its checksum, if there is one. For packets that have no
+    /// other checksum over it: all fragments but the first, SCTP.
     fn replace_bare_address(
         skb: &SkBuff,
         network: usize,
@@ -71,10 +77,7 @@ pub(crate) trait Family {
     #[inline(always)]
     fn difference(old: &Address, new: &Address) -> u32 {
         let first = (16 - Self::ADDRESS_LENGTH) / 4;
-        let length = Self::ADDRESS_LENGTH as u32;
-        let (from, to) = (old.words[first..].as_ptr(), new.words[first..].as_ptr());
-        // SAFETY: both addresses are that many readable bytes from there.
-        unsafe { bpf_csum_diff(from.cast_mut(), length, to.cast_mut(), length, 0) as u32 }
+        checksum::difference(&old.words[first..], &new.words[first..])
     }
 
     /// Writes an address and nothing else.
@@ -202,21 +205,29 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn replace_address(
+    fn store_ends(
         skb: &SkBuff,
         packet: &Packet,
-        field: usize,
-        old: &Address,
-        new: &Address,
-        flags: u64,
+        source: &Address,
+        destination: &Address,
+        ports: [Port; 2],
+        difference: u32,
     ) -> Result<(), i64> {
-        skb.l4_csum_replace(
-            packet.checksum(),
-            old.v4().into(),
-            new.v4().into(),
-            u64::from(BPF_F_PSEUDO_HDR) | flags | 4,
-        )?;
-        Self::replace_bare_address(skb, packet.network, field, old, new)
+        let at = packet.network + IPV4_CHECKSUM;
+        let old: u16 = peek(skb, at).ok_or(-1)?;
+        let [s0, s1, s2, s3] = source.v4().to_ne_bytes();
+        let [d0, d1, d2, d3] = destination.v4().to_ne_bytes();
+        let [c0, c1] = checksum::correct(old, difference).to_ne_bytes();
+        let ends = Ends {
+            addresses: [c0, c1, s0, s1, s2, s3, d0, d1, d2, d3],
+            ports,
+        };
+        ends.store(skb, at, packet.transport)
+    }
+
+    #[inline(always)]
+    fn correct_for_address(skb: &SkBuff, checksum: usize, difference: u32, flags: u64) -> Result<(), i64> {
+        skb.l4_csum_replace(checksum, 0, difference.into(), u64::from(BPF_F_PSEUDO_HDR) | flags)
     }
 
     #[inline(always)]
@@ -315,15 +326,33 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn replace_address(
+    fn store_ends(
         skb: &SkBuff,
         packet: &Packet,
-        field: usize,
-        old: &Address,
-        new: &Address,
-        flags: u64,
+        source: &Address,
+        destination: &Address,
+        ports: [Port; 2],
+        _: u32,
     ) -> Result<(), i64> {
-        replace_address_v6(skb, packet.checksum(), packet.network + field, old, new, flags)
+        let ([s0, s1, s2, s3], [d0, d1, d2, d3]) = (source.words, destination.words);
+        let ends = Ends {
+            addresses: [s0, s1, s2, s3, d0, d1, d2, d3],
+            ports,
+        };
+        ends.store(skb, packet.network + Self::SOURCE, packet.transport)
+    }
+
+    #[inline(always)]
+    fn correct_for_address(skb: &SkBuff, checksum: usize, difference: u32, flags: u64) -> Result<(), i64> {
+        let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
+        // A kernel that does not know the flag says so before it changes anything.
+        if skb
+            .l4_csum_replace(checksum, 0, difference.into(), flags | BPF_F_IPV6)
+            .is_err()
+        {
+            skb.l4_csum_replace(checksum, 0, difference.into(), flags)?;
+        }
+        Ok(())
     }
 
     #[inline(always)]
@@ -340,7 +369,8 @@ impl Family for V6 {
         old: &Address,
         new: &Address,
     ) -> Result<(), i64> {
-        replace_address_v6(skb, checksum, network + field, old, new, 0)
+        Self::correct_for_address(skb, checksum, Self::difference(old, new), 0)?;
+        Self::store_address(skb, network + field, new)
     }
 
     #[inline(always)]
@@ -364,24 +394,23 @@ impl Family for V6 {
     }
 }
 
-/// An IPv6 address at `offset`, which a checksum covers by the pseudo header (RFC 8200 8.1).
-#[inline(always)]
-fn replace_address_v6(
-    skb: &SkBuff,
-    checksum: usize,
-    offset: usize,
-    old: &Address,
-    new: &Address,
-    flags: u64,
-) -> Result<(), i64> {
-    let flags = u64::from(BPF_F_PSEUDO_HDR) | flags;
-    let difference = u64::from(V6::difference(old, new));
-    // A kernel that does not know the flag says so before it changes anything.
-    if skb
-        .l4_csum_replace(checksum, 0, difference, flags | BPF_F_IPV6)
-        .is_err()
-    {
-        skb.l4_csum_replace(checksum, 0, difference, flags)?;
+/// All that a translation may change of a packet without options, in the order in which it stands there: addresses, with
+/// what else lies between, and ports.
+#[repr(C)]
+struct Ends<T> {
+    addresses: T,
+    ports: [Port; 2],
+}
+
+impl<T> Ends<T> {
+    /// By one call where nothing lies between, as in almost every packet: calls are what translating costs.
+    #[inline(always)]
+    fn store(&self, skb: &SkBuff, addresses: usize, ports: usize) -> Result<(), i64> {
+        const { assert!(size_of::<Self>() == size_of::<T>() + size_of::<[Port; 2]>()) }
+        if ports == addresses + size_of::<T>() {
+            return skb.store(addresses, self, 0);
+        }
+        skb.store(addresses, &self.addresses, 0)?;
+        skb.store(ports, &self.ports, 0)
     }
-    V6::store_address(skb, offset, new)
 }

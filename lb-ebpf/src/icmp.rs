@@ -6,7 +6,7 @@
 //! before us quotes is an answer as it was sent on, from the frontend; its sender is the backend
 //! ([`to_backend`]).
 
-use aya_ebpf::{helpers::bpf_csum_diff, programs::sk_buff::SkBuff};
+use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{
     Address, Counter, FlowKey, FlowValue, Port,
     flow::{FORWARD, GUARD, MASQUERADE, REVERSE},
@@ -14,10 +14,11 @@ use lb_common::{
 };
 
 use crate::{
-    config,
+    checksum, config,
     family::Family,
     maps::FLOWS,
     packet::Network,
+    rewrite::word,
     verdict::{PASS, because},
 };
 
@@ -176,9 +177,8 @@ fn requote<F: Family>(
 
     let old_ports = [quotation.quoted.source_port, quotation.quoted.destination_port];
     let new_ports = [new_ports.0, new_ports.1];
-    let (mut from, mut to) = (old_ports, new_ports);
-    // SAFETY: both are four readable bytes.
-    difference = unsafe { bpf_csum_diff(from.as_mut_ptr().cast(), 4, to.as_mut_ptr().cast(), 4, difference) as u32 };
+    let of_ports = checksum::difference(&[word(old_ports)], &[word(new_ports)]);
+    difference = checksum::add(difference, of_ports);
     for (index, (old, new)) in old_ports.into_iter().zip(new_ports).enumerate() {
         skb.l4_csum_replace(checksum, old.be.into(), new.be.into(), 2)?;
         skb.store(quotation.quoted_transport + 2 * index, &new, 0)?;
@@ -204,19 +204,11 @@ fn requote<F: Family>(
 #[inline(always)]
 fn recompute(skb: &SkBuff, error_checksum: usize, at: usize, difference: u32) -> Result<(), i64> {
     let old: u16 = skb.load(at)?;
-    // RFC 1624, eqn. 3.
-    let sum = fold(u32::from(!old) + fold(difference));
-    let new = match !(sum as u16) {
+    let new = match checksum::correct(old, difference) {
         // The two zeros of ones' complement. UDP has no other use for this one, and to IP they are the same.
         0 => 0xffff,
         new => new,
     };
     skb.l4_csum_replace(error_checksum, old.into(), new.into(), 2)?;
     skb.store(at, &new, 0)
-}
-
-#[inline(always)]
-fn fold(sum: u32) -> u32 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (sum & 0xffff) + (sum >> 16)
 }

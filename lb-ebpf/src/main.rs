@@ -12,6 +12,7 @@
 #![allow(missing_docs, reason = "the macros of aya-ebpf generate items without documentation")]
 
 mod affinity;
+mod checksum;
 mod client;
 mod config;
 mod counter;

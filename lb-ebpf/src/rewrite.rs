@@ -15,45 +15,37 @@ pub(crate) struct End {
 /// The packet gets a new destination, and a new source port unless that is [`Port::NONE`].
 #[inline(always)]
 pub(crate) fn destination<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, source_port: Port) -> Result<(), i64> {
-    address::<F>(skb, packet, F::DESTINATION, &packet.key.destination, &new.address)?;
-    port(skb, packet, packet.transport + 2, packet.key.destination_port, new.port)?;
-    if source_port == Port::NONE {
-        return Ok(());
-    }
-    port(skb, packet, packet.transport, packet.key.source_port, source_port)
+    let key = &packet.key;
+    let ports = [source_port.or(key.source_port), new.port];
+    let difference = F::difference(&key.destination, &new.address);
+    checksum::<F>(skb, packet, difference, ports)?;
+    F::store_ends(skb, packet, &key.source, &new.address, ports, difference)
 }
 
 /// The packet gets a new source, and a new destination port unless that is [`Port::NONE`].
 #[inline(always)]
 pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destination_port: Port) -> Result<(), i64> {
-    address::<F>(skb, packet, F::SOURCE, &packet.key.source, &new.address)?;
-    port(skb, packet, packet.transport, packet.key.source_port, new.port)?;
-    if destination_port == Port::NONE {
-        return Ok(());
-    }
-    port(
-        skb,
-        packet,
-        packet.transport + 2,
-        packet.key.destination_port,
-        destination_port,
-    )
+    let key = &packet.key;
+    let ports = [new.port, destination_port.or(key.destination_port)];
+    let difference = F::difference(&key.source, &new.address);
+    checksum::<F>(skb, packet, difference, ports)?;
+    F::store_ends(skb, packet, &new.address, &key.destination, ports, difference)
 }
 
+/// Corrects the checksum of the transport header, in two calls: what the network card has summed, or is to sum, covers
+/// ports and not the pseudo header.
 #[inline(always)]
-fn address<F: Family>(skb: &SkBuff, packet: &Packet, field: usize, old: &Address, new: &Address) -> Result<(), i64> {
-    F::replace_address(skb, packet, field, old, new, checksum_flags(packet))
+fn checksum<F: Family>(skb: &SkBuff, packet: &Packet, difference: u32, ports: [Port; 2]) -> Result<(), i64> {
+    let (at, flags) = (packet.checksum(), checksum_flags(packet));
+    F::correct_for_address(skb, at, difference, flags)?;
+    let old = word([packet.key.source_port, packet.key.destination_port]);
+    skb.l4_csum_replace(at, old.into(), word(ports).into(), flags | 4)
 }
 
+/// Both ports as they stand in a header.
 #[inline(always)]
-fn port(skb: &SkBuff, packet: &Packet, offset: usize, old: Port, new: Port) -> Result<(), i64> {
-    skb.l4_csum_replace(
-        packet.checksum(),
-        old.be.into(),
-        new.be.into(),
-        checksum_flags(packet) | 2,
-    )?;
-    skb.store(offset, &new, 0)
+pub(crate) fn word(ports: [Port; 2]) -> u32 {
+    u32::from(ports[0].be) | u32::from(ports[1].be) << 16
 }
 
 /// A UDP checksum of zero says that there is none (RFC 768): it stays, and none becomes it.

@@ -6,7 +6,11 @@
 use aya_ebpf::programs::sk_buff::SkBuff;
 use lb_common::{Port, net::SCTP};
 
-use crate::{family::Family, packet::Packet, rewrite::End};
+use crate::{
+    family::Family,
+    packet::Packet,
+    rewrite::{End, word},
+};
 
 /// Where the checksum stands in the header.
 const CHECKSUM: usize = 8;
@@ -62,21 +66,15 @@ pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destin
 pub(crate) fn is_cut(packet: &Packet, source: Port, destination: Port) -> bool {
     let key = &packet.key;
     let is_sctp = key.protocol == SCTP;
-    is_sctp & packet.is_first_fragment() & (word(source, destination) != word(key.source_port, key.destination_port))
-}
-
-/// Both ports as they stand in a header.
-#[inline(always)]
-fn word(source: Port, destination: Port) -> u32 {
-    u32::from(source.be) | u32::from(destination.be) << 16
+    is_sctp & packet.is_first_fragment() & (word([source, destination]) != word([key.source_port, key.destination_port]))
 }
 
 /// Writes both ports and corrects the checksum for them.
 #[inline(always)]
 fn ports<F: Family>(skb: &SkBuff, packet: &Packet, source: Port, destination: Port) -> Result<(), i64> {
     let key = &packet.key;
-    let old = word(key.source_port, key.destination_port);
-    let new = word(source, destination);
+    let old = word([key.source_port, key.destination_port]);
+    let new = word([source, destination]);
     if old == new {
         return Ok(());
     }
