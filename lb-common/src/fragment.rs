@@ -3,7 +3,7 @@
 //! Only the first fragment has ports. What becomes of it is written down for those behind it; those that
 //! come before it are held until it is there.
 
-use crate::{layout::map_type, net::Address};
+use crate::{FlowValue, layout::map_type, net::Address};
 
 /// What tells the fragments of one datagram from all others (RFC 791 2.3, RFC 8200 4.5).
 #[repr(C)]
@@ -87,7 +87,7 @@ pub struct HeldFragment {
 
 map_type!(HeldFragment: 2096 { key @ 0, before @ 40, length @ 44, frame @ 48 });
 
-/// What a CPU needs while it writes a row: the stack of a program has no room for it.
+/// What a CPU needs while it writes rows: the stack of a program has no room for it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Scratch {
@@ -99,6 +99,10 @@ pub struct Scratch {
     pub held: u32,
     /// What was decided of the first fragment, by the program's own numbers.
     pub decision: i32,
+    /// The forward row of a flow that begins.
+    pub forward: FlowValue,
+    /// Its reverse row.
+    pub reverse: FlowValue,
 }
 
-map_type!(Scratch: 80 { key @ 0, value @ 40, held @ 72, decision @ 76 });
+map_type!(Scratch: 176 { key @ 0, value @ 40, held @ 72, decision @ 76, forward @ 80, reverse @ 128 });

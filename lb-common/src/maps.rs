@@ -31,8 +31,8 @@ pub const CIDRS: &str = "CIDRS";
 pub const FRAGMENTS: &str = "FRAGMENTS";
 /// Array: a ring of [`HeldFragment`](crate::HeldFragment).
 pub const HELD_FRAGMENTS: &str = "HELD_FRAGMENTS";
-/// Per-CPU array of one row: what a program writes before it goes into `FRAGMENTS`, and where this CPU is in the
-/// ring ([`Scratch`](crate::fragment::Scratch)).
+/// Per-CPU array of one row: what a program writes before it goes into `FRAGMENTS` or `FLOWS`, and where this CPU is in
+/// the ring ([`Scratch`](crate::fragment::Scratch)).
 pub const SCRATCH: &str = "SCRATCH";
 /// Ring buffer of [`Event`](crate::Event).
 pub const EVENTS: &str = "EVENTS";

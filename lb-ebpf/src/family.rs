@@ -9,6 +9,7 @@ use lb_common::{Address, Port};
 
 use crate::{
     checksum,
+    opaque::opaque,
     packet::{Network, Packet},
     peek::peek,
 };
@@ -213,7 +214,8 @@ impl Family for V4 {
         ports: [Port; 2],
         difference: u32,
     ) -> Result<(), i64> {
-        let at = packet.network + IPV4_CHECKSUM;
+        // Opaque, or the compiler keeps the sum from before it was known to be near, which verifiers before 6.0 then do not know.
+        let at = opaque(skb, packet.network + IPV4_CHECKSUM);
         let old: u16 = peek(skb, at).ok_or(-1)?;
         let [s0, s1, s2, s3] = source.v4().to_ne_bytes();
         let [d0, d1, d2, d3] = destination.v4().to_ne_bytes();

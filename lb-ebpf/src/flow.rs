@@ -6,9 +6,11 @@ use aya_ebpf::{
 };
 use lb_common::{
     FlowKey, FlowValue, Port, ServiceValue,
+    address::NODE_PORTS,
     backend::{FREE, SERVING},
     config::{FIRST_SNAT_PORT, LAST_SNAT_PORT},
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE, MASQUERADED, REVERSE},
+    fragment::Scratch,
     service::{HASHED, MASQUERADE_ALL},
     stage::SIDES,
 };
@@ -66,7 +68,7 @@ pub(crate) fn now() -> u64 {
 /// The row that translates the answers may have been evicted, or be another flow's by now. A datagram keeps it alive:
 /// not every one is answered, and silence of one direction is not the end of a flow.
 #[inline(always)]
-pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
+pub(crate) fn holds(row: &FlowValue, packet: &Packet, answers: &FlowKey, now: u64) -> bool {
     if packet.continues() {
         return true;
     }
@@ -76,7 +78,7 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     if row.flags & CLOSING != 0 || service::backend_state(row.backend, row.generation) != SERVING {
         return false;
     }
-    let Some(reverse) = FLOWS.get_ptr_mut(&answers(packet, row)) else {
+    let Some(reverse) = FLOWS.get_ptr_mut(answers) else {
         return false;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it; two CPUs that both
@@ -136,7 +138,7 @@ pub(crate) fn begin(
     client: Client,
     attempt: u32,
     now: u64,
-    row: &mut FlowValue,
+    scratch: &mut Scratch,
 ) -> Result<(), Failure> {
     let remembered = affinity::remembered(service, packet.key.source, client.set(service), now);
     let is_hashed = service.flags & HASHED != 0;
@@ -154,10 +156,11 @@ pub(crate) fn begin(
     } else {
         other_port(stage::ports())
     };
+    let row = &mut scratch.forward;
     *row = forward_row(packet, service, &chosen, client, client_port, now);
     // As long as there are others. What is taken at the end is better than nothing.
     let rest = if attempt + 1 < ATTEMPTS { TIME_WAIT } else { 0 };
-    if !claim(packet, row, rest) {
+    if !claim(packet, row, &mut scratch.reverse, rest) {
         return Err(Failure::Collision);
     }
     affinity::remember(service, packet.key.source, row.backend, now);
@@ -205,16 +208,21 @@ pub(crate) fn stands(row: &FlowValue, packet: &Packet, now: u64) -> bool {
     packet.is_connected() || !expired(row, now)
 }
 
-/// A datagram of no flow goes out. If its source port is a NodePort, what answers it must not be taken for a
-/// client of that: see [`GUARD`].
+/// A packet of no flow goes out. If it is a datagram from a NodePort, what answers it must not be taken for a client of that: see
+/// [`GUARD`].
 #[inline(always)]
 pub(crate) fn guard(packet: &Packet) {
-    let key = &packet.key;
-    if packet.is_connected() || !service::is_node_port(&key.source, key.source_port, key.protocol) {
-        return;
+    if !packet.is_connected() && service::flags(&packet.key.source) & NODE_PORTS != 0 {
+        guard_node_port(packet);
     }
-    if stage::is_beside() {
-        // It may be the answer to a client of the programs before, which is not to be shut out.
+}
+
+/// The source address has NodePorts.
+#[inline(never)]
+fn guard_node_port(packet: &Packet) {
+    let key = &packet.key;
+    // Beside other programs it may be the answer to a client of theirs, which is not to be shut out.
+    if !service::is_node_port(&key.source, key.source_port, key.protocol) || stage::is_beside() {
         return;
     }
     let now = now();
@@ -270,9 +278,9 @@ fn forward_row(
 /// Writes the reverse row of `row`. False where a living flow of another frontend has it, or one that has ended less than
 /// `rest` ago: its backend may be in TIME-WAIT, and take a SYN of other sequence numbers and timestamps for an old one.
 #[inline(always)]
-fn claim(packet: &Packet, row: &FlowValue, rest: u64) -> bool {
+fn claim(packet: &Packet, row: &FlowValue, reverse: &mut FlowValue, rest: u64) -> bool {
     let key = answers(packet, row);
-    let reverse = FlowValue {
+    *reverse = FlowValue {
         address: packet.key.destination,
         port: packet.key.destination_port,
         client_port: if row.client_port == Port::NONE {
@@ -283,7 +291,7 @@ fn claim(packet: &Packet, row: &FlowValue, rest: u64) -> bool {
         flags: 0,
         ..*row
     };
-    if FLOWS.insert(&key, &reverse, BPF_NOEXIST.into()).is_ok() {
+    if FLOWS.insert(&key, &*reverse, BPF_NOEXIST.into()).is_ok() {
         return true;
     }
     let Some(held) = FLOWS.get_ptr_mut(&key) else {
@@ -300,7 +308,7 @@ fn claim(packet: &Packet, row: &FlowValue, rest: u64) -> bool {
     // A TCP connection may outlive its endpoint, and be quiet: it takes both to give it up.
     // One branch for all of it: the verifier follows each on every attempt.
     let over = closing | (silent & gone) | (!packet.is_connected() & (silent | gone));
-    (same_frontend | over) && FLOWS.insert(&key, &reverse, BPF_ANY.into()).is_ok()
+    (same_frontend | over) && FLOWS.insert(&key, &*reverse, BPF_ANY.into()).is_ok()
 }
 
 #[inline(always)]

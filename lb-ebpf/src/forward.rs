@@ -5,6 +5,7 @@ use lb_common::{
     Counter, FlowValue, Verdict,
     address::NODE_PORTS,
     flow::{CLOSING, FORWARD, GUARD, MASQUERADE},
+    fragment::Scratch,
     net::SCTP,
     service::HASHED,
 };
@@ -17,7 +18,7 @@ use crate::{
     family::{Family, V4, V6},
     flow::{self, Failure},
     fragment, icmp,
-    maps::FLOWS,
+    maps::{FLOWS, SCRATCH},
     opaque::opaque,
     packet::Packet,
     reject,
@@ -36,27 +37,11 @@ pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 /// A packet from a link.
 #[inline(always)]
 pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
+    let verdict = translate::<LINK_HEADER>(skb, link);
     let skb = skb.skb;
-    let mut verdict = step::AGAIN;
-    // Each is a call and not a round of a loop around what is tried: the verifier would follow that anew in each.
-    for attempt in 0..flow::ATTEMPTS {
-        verdict = match link {
-            Link::Pod => translate::<LINK_HEADER, true>(skb, attempt),
-            Link::Outside => translate::<LINK_HEADER, false>(skb, attempt),
-        };
-        if verdict != step::AGAIN {
-            break;
-        }
-    }
-    let verdict = if verdict == step::FIRST {
-        first_fragment()
-    } else {
-        verdict
-    };
     let verdict = match verdict {
         step::OTHER => other::<LINK_HEADER>(skb),
         step::RELEASE => release::<LINK_HEADER>(skb),
-        step::SEND => send_again::<LINK_HEADER>(skb),
         step::REFUSE => refuse::<LINK_HEADER>(skb),
         verdict => verdict,
     };
@@ -65,6 +50,62 @@ pub(crate) fn packet<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 
     } else {
         verdict
     }
+}
+
+/// What most packets need, of flows that go on and of nobody's, is done here: another function would cost them a call.
+#[inline(always)]
+fn translate<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
+    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
+        return PASS;
+    };
+    let family = opaque(skb, protocol as usize) as u32;
+    let mut packet = Packet::new(network, FORWARD);
+    let read = match protocol {
+        IPV4 => packet.read::<V4>(skb),
+        IPV6 => packet.read::<V6>(skb),
+        _ => None,
+    };
+    if read.is_none() {
+        return step::OTHER;
+    }
+    let verdict = match known(&packet) {
+        Known::Goes(row) if packet.is_first_fragment() => note(&packet, step::SEND, row),
+        Known::Goes(_) if packet.key.protocol == SCTP => step::SEND,
+        Known::Goes(row) => return send(skb, &packet, family, row),
+        Known::IsAnswer if packet.is_first_fragment() => note(&packet, PASS, &FlowValue::EMPTY),
+        Known::IsAnswer => return PASS,
+        Known::Not => {
+            let flags = service::flags(&packet.key.destination);
+            if flags == service::NOBODYS && packet.continues() && !packet.is_first_fragment() {
+                return PASS;
+            }
+            try_to_begin(skb, &packet, link, flags)
+        }
+    };
+    let verdict = match verdict {
+        step::FIRST => first_fragment(),
+        verdict => verdict,
+    };
+    match verdict {
+        step::SEND => send_again(skb.skb, &packet, family),
+        verdict => verdict,
+    }
+}
+
+#[inline(always)]
+fn try_to_begin(skb: &SkBuff, packet: &Packet, link: Link, flags: u32) -> i32 {
+    let mut verdict = step::AGAIN;
+    // Each is a call and not a round of a loop around what is tried: the verifier would follow that anew in each.
+    for attempt in 0..flow::ATTEMPTS {
+        verdict = match link {
+            Link::Pod => begin::<true>(skb.skb, packet, attempt, flags),
+            Link::Outside => begin::<false>(skb.skb, packet, attempt, flags),
+        };
+        if verdict != step::AGAIN {
+            break;
+        }
+    }
+    verdict
 }
 
 #[inline(never)]
@@ -101,34 +142,24 @@ fn first_fragment() -> i32 {
     fragment::first()
 }
 
-/// What [`translate`] does at once with most packets, with what it has just read and found.
+/// A packet of a flow with what [`translate`] leaves to a function of its own: fragments, and sums of SCTP.
 #[inline(never)]
-fn send_again<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
+fn send_again(skb: *mut __sk_buff, packet: &Packet, family: u32) -> i32 {
     let skb = &SkBuff { skb };
-    match vlan::network::<LINK_HEADER>(skb) {
-        Some((network, IPV4)) => send_known::<V4>(skb, network),
-        Some((network, _)) => send_known::<V6>(skb, network),
-        None => PASS,
-    }
-}
-
-#[inline(always)]
-fn send_known<F: Family>(skb: &SkBuff, network: usize) -> i32 {
-    let mut packet = Packet::new(network, FORWARD);
-    let row = match packet.read::<F>(skb) {
-        // SAFETY: the row is read field by field; whatever becomes of it, it stays readable meanwhile.
-        Some(()) => unsafe { FLOWS.get(&packet.key) },
-        None => None,
-    };
-    let Some(row) = row else {
+    // SAFETY: the row is read field by field; whatever becomes of it, it stays readable meanwhile.
+    let Some(row) = (unsafe { FLOWS.get(&packet.key) }) else {
         return because(Counter::DroppedFlowTable);
     };
-    if packet.key.protocol == SCTP {
-        let rewritten = sctp::destination::<F>(skb, &packet, &backend(row), row.client_port);
-        sent(skb, rewritten, row)
-    } else {
-        send::<F>(skb, &packet, row)
+    if packet.key.protocol != SCTP {
+        return send(skb, packet, family, row);
     }
+    let (backend, port) = (backend(row), row.client_port);
+    let rewritten = if family == IPV4 {
+        sctp::destination::<V4>(skb, packet, &backend, port)
+    } else {
+        sctp::destination::<V6>(skb, packet, &backend, port)
+    };
+    sent(skb, rewritten, row)
 }
 
 /// A client that is to be told that nobody is there.
@@ -145,71 +176,32 @@ fn refuse<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
     }
 }
 
-#[inline(never)]
-fn translate<const LINK_HEADER: usize, const IS_POD: bool>(skb: *mut __sk_buff, attempt: u32) -> i32 {
-    let skb = &SkBuff { skb };
-    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
-        return PASS;
-    };
-    let link = if IS_POD { Link::Pod } else { Link::Outside };
-    let family = opaque(skb, protocol as usize) as u32;
-    let mut packet = Packet::new(network, FORWARD);
-    let read = match protocol {
-        IPV4 => packet.read::<V4>(skb),
-        IPV6 => packet.read::<V6>(skb),
-        _ => None,
-    };
-    if read.is_none() {
-        return step::OTHER;
-    }
-    // One decision for both families, and filled in place: the verifier follows it once, and it stands
-    // on the stack once.
-    let mut row = FlowValue::EMPTY;
-    let decision = decide(skb, &packet, link, attempt, &mut row);
-    if decision == step::AGAIN {
-        return decision;
-    }
-    if packet.is_first_fragment() {
-        let client_port = row.client_port.or(packet.key.source_port);
-        let decision = if decision == step::SEND && sctp::is_cut(&packet, client_port, row.port) {
-            because(Counter::DroppedRewrite)
-        } else {
-            decision
-        };
-        fragment::note(&packet, decision, &row.address, row.flags & MASQUERADE != 0);
-        return step::FIRST;
-    }
-    match (decision, family) {
-        // Sums of its own, and no need to be quick.
-        (step::SEND, _) if packet.key.protocol == SCTP => step::SEND,
-        (step::SEND, IPV4) => send::<V4>(skb, &packet, &row),
-        (step::SEND, _) => send::<V6>(skb, &packet, &row),
-        (other, _) => other,
-    }
-}
-
+/// Takes down what was decided of a first fragment.
 #[inline(always)]
-fn decide(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
-    match known(packet, row) {
-        Known::Goes => step::SEND,
-        Known::IsAnswer => PASS,
-        Known::Not => begin(skb, packet, link, attempt, row),
-    }
+fn note(packet: &Packet, decision: i32, row: &FlowValue) -> i32 {
+    let client_port = row.client_port.or(packet.key.source_port);
+    let decision = if decision == step::SEND && sctp::is_cut(packet, client_port, row.port) {
+        because(Counter::DroppedRewrite)
+    } else {
+        decision
+    };
+    fragment::note(packet, decision, &row.address, row.flags & MASQUERADE != 0);
+    step::FIRST
 }
 
 /// What the flow table says of a packet.
 enum Known {
-    /// It is of a flow that goes on.
-    Goes,
+    /// It is of a flow that goes on, by this row.
+    Goes(&'static FlowValue),
     /// It answers what was sent from here, and begins no flow.
     IsAnswer,
     /// Nothing.
     Not,
 }
 
-/// Looks for the flow of a packet, and copies its row.
+/// Looks for the flow of a packet.
 #[inline(always)]
-fn known(packet: &Packet, copy: &mut FlowValue) -> Known {
+fn known(packet: &Packet) -> Known {
     let Some(row) = FLOWS.get_ptr_mut(&packet.key) else {
         return Known::Not;
     };
@@ -224,23 +216,47 @@ fn known(packet: &Packet, copy: &mut FlowValue) -> Known {
             Known::IsAnswer
         };
     }
-    if !flow::holds(row, packet, now) || flow::is_of_another(row, packet) {
+    // Made once: it takes its room on a stack that [`begin`] needs too.
+    let answers = flow::answers(packet, row);
+    if !flow::holds(row, packet, &answers, now) || flow::is_of_another(row, packet) {
         return Known::Not;
     }
     row.last_seen = now;
     if packet.closes() {
         row.flags |= CLOSING;
-        flow::close(&flow::answers(packet, row), row);
+        flow::close(&answers, row);
     }
-    *copy = *row;
-    Known::Goes
+    Known::Goes(row)
+}
+
+/// A packet of no flow that goes on, to an address with these flags.
+#[inline(never)]
+fn begin<const IS_POD: bool>(skb: *mut __sk_buff, packet: &Packet, attempt: u32, flags: u32) -> i32 {
+    let skb = &SkBuff { skb };
+    let link = if IS_POD { Link::Pod } else { Link::Outside };
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return because(Counter::DroppedFlowTable);
+    };
+    // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
+    let scratch = unsafe { &mut *scratch };
+    scratch.forward = FlowValue::EMPTY;
+    let decision = decide(skb, packet, link, attempt, flags, scratch);
+    let row = &scratch.forward;
+    if decision != step::AGAIN && packet.is_first_fragment() {
+        note(packet, decision, row)
+    } else if decision == step::SEND && packet.key.protocol != SCTP {
+        let family = if packet.key.source.is_v4() { IPV4 } else { IPV6 };
+        send(skb, packet, family, row)
+    } else {
+        decision
+    }
 }
 
 /// The row of a flow that begins with this packet, or what becomes of the packet without one.
 #[inline(always)]
-fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut FlowValue) -> i32 {
+fn decide(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, flags: u32, scratch: &mut Scratch) -> i32 {
     let key = &packet.key;
-    let service = match service::find(&key.destination, key.destination_port, key.protocol, NODE_PORTS) {
+    let service = match service::at(flags, &key.destination, key.destination_port, key.protocol, NODE_PORTS) {
         Ok(_) if stage::drains() => return pass(packet),
         Ok(service) => service,
         Err(flags) => return without_service(packet, flags),
@@ -266,10 +282,10 @@ fn begin(skb: &SkBuff, packet: &Packet, link: Link, attempt: u32, row: &mut Flow
             Verdict::Drop => because(Counter::DroppedNoLocalEndpoint),
         };
     }
-    match flow::begin(packet, &service, client, attempt, flow::now(), row) {
+    match flow::begin(packet, &service, client, attempt, flow::now(), scratch) {
         Ok(()) => {
             count(Counter::FlowNew as u32);
-            trace::flow_began(skb, packet, row);
+            trace::flow_began(skb, packet, &scratch.forward);
             step::SEND
         }
         Err(Failure::Table) => because(Counter::DroppedFlowTable),
@@ -301,9 +317,15 @@ fn pass(packet: &Packet) -> i32 {
     PASS
 }
 
+/// Sends a packet of TCP or UDP where its row says.
 #[inline(always)]
-fn send<F: Family>(skb: &SkBuff, packet: &Packet, row: &FlowValue) -> i32 {
-    let rewritten = rewrite::destination::<F>(skb, packet, &backend(row), row.client_port);
+fn send(skb: &SkBuff, packet: &Packet, family: u32, row: &FlowValue) -> i32 {
+    let (backend, port) = (backend(row), row.client_port);
+    let rewritten = if family == IPV4 {
+        rewrite::destination::<V4>(skb, packet, &backend, port)
+    } else {
+        rewrite::destination::<V6>(skb, packet, &backend, port)
+    };
     sent(skb, rewritten, row)
 }
 

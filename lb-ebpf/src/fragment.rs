@@ -40,20 +40,23 @@ pub(crate) fn note(packet: &Packet, decision: i32, address: &Address, masquerade
     let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
         return;
     };
-    // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
-    let scratch = unsafe { &mut *scratch };
-    let key = &packet.key;
-    scratch.key = FragmentKey {
-        source: key.source,
-        destination: key.destination,
+    let from = &packet.key;
+    let key = FragmentKey {
+        source: from.source,
+        destination: from.destination,
         identification: packet.identification,
-        protocol: key.protocol,
-        direction: key.direction,
+        protocol: from.protocol,
+        direction: from.direction,
         pad: 0,
     };
-    scratch.value.address = *address;
-    scratch.value.masquerade = masquerade.into();
-    scratch.decision = decision;
+    // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return. Field by field: the address
+    // may be in another one of them.
+    unsafe {
+        (*scratch).key = key;
+        (*scratch).value.address = *address;
+        (*scratch).value.masquerade = masquerade.into();
+        (*scratch).decision = decision;
+    }
 }
 
 /// Writes down what becomes of the datagram whose first fragment was [noted](note), and says what becomes of that:

@@ -4,27 +4,20 @@
 //! The two rows of it are found like those of any flow. So answers are translated where they come in, before the kernel
 //! could take them for its own, and errors, fragments and checksums need nothing more.
 
-use aya_ebpf::{
-    bindings::{__sk_buff, BPF_ANY, BPF_NOEXIST},
-    programs::sk_buff::SkBuff,
-};
+use aya_ebpf::bindings::{__sk_buff, BPF_ANY, BPF_NOEXIST};
 use lb_common::{
     Address, Counter, FlowKey, FlowValue, Port, SourceKey,
-    flow::{CLOSING, FORWARD, MASQUERADED, REVERSE},
+    flow::{CLOSING, FORWARD, MASQUERADED},
     source::ANY_LINK,
     stage::SIDES,
 };
 
 use crate::{
-    config,
-    family::{V4, V6},
-    flow,
-    forward::{IPV4, IPV6},
-    maps::{FLOWS, SOURCES},
+    config, flow,
+    maps::{FLOWS, SCRATCH, SOURCES},
     packet::Packet,
     stage,
     verdict::{PASS, because, step},
-    vlan,
 };
 
 /// How many ports are tried.
@@ -35,9 +28,10 @@ const CAREFUL_ATTEMPTS: u32 = 12;
 const TCP_IDLE: u64 = 7_440_000_000_000;
 
 /// Whether a reverse row is about this packet: one of a masqueraded client is about packets alone that ask for it. Those
-/// that may begin something see whether the answers have their row too, and those without a connection keep it alive.
+/// that may begin something see whether the answers have their row too, by the key `asks`, and those without a connection
+/// keep it alive.
 #[inline(always)]
-pub(crate) fn holds(row: &FlowValue, packet: &Packet, asked: u32, now: u64) -> bool {
+pub(crate) fn holds(row: &FlowValue, packet: &Packet, asks: &FlowKey, asked: u32, now: u64) -> bool {
     if row.flags & MASQUERADED == 0 {
         return true;
     }
@@ -47,7 +41,7 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, asked: u32, now: u64) -> b
     if packet.continues() {
         return true;
     }
-    let Some(answers) = FLOWS.get_ptr_mut(&flow::asks(packet, row)) else {
+    let Some(answers) = FLOWS.get_ptr_mut(asks) else {
         return false;
     };
     // SAFETY: a row stays readable and writable while the program runs, whatever becomes of it; two CPUs that both
@@ -62,28 +56,15 @@ pub(crate) fn holds(row: &FlowValue, packet: &Packet, asked: u32, now: u64) -> b
 
 /// Writes both rows for a packet that has none: that of the answers first, so that none comes before it.
 #[inline(never)]
-pub(crate) fn begin<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
-    let skb = &SkBuff { skb };
+pub(crate) fn begin(skb: *mut __sk_buff, packet: &Packet) -> i32 {
     if stage::drains() {
         // The flow is of those behind, who are to be asked too.
         // SAFETY: the context belongs to this run of the program.
-        unsafe { (*skb.skb).mark |= config::masquerade_mark() };
-        return PASS;
-    }
-    let Some((network, protocol)) = vlan::network::<LINK_HEADER>(skb) else {
-        return PASS;
-    };
-    let mut packet = Packet::new(network, REVERSE);
-    let read = match protocol {
-        IPV4 => packet.read::<V4>(skb),
-        IPV6 => packet.read::<V6>(skb),
-        _ => None,
-    };
-    if read.is_none() {
+        unsafe { (*skb).mark |= config::masquerade_mark() };
         return PASS;
     }
     // SAFETY: reads the context, which belongs to this run of the program.
-    let link = unsafe { (*skb.skb).ifindex };
+    let link = unsafe { (*skb).ifindex };
     let Some(source) = source(link, &packet.key.source) else {
         return because(Counter::DroppedNoSource);
     };
@@ -91,7 +72,12 @@ pub(crate) fn begin<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
         // Another has done it: a rule of the network plugin, or of the proxy before us.
         return PASS;
     }
-    let mut row = FlowValue {
+    let Some(scratch) = SCRATCH.get_ptr_mut(0) else {
+        return because(Counter::DroppedFlowTable);
+    };
+    // SAFETY: the row is this CPU's own, and nothing else of ours runs on it before we return.
+    let row = unsafe { &mut (*scratch).reverse };
+    *row = FlowValue {
         last_seen: flow::now(),
         address: packet.key.source,
         port: packet.key.source_port,
@@ -99,11 +85,11 @@ pub(crate) fn begin<const LINK_HEADER: usize>(skb: *mut __sk_buff) -> i32 {
         flags: MASQUERADED,
         ..FlowValue::EMPTY
     };
-    let Some(port) = claim(&packet, &source, &row) else {
+    let Some(port) = claim(packet, &source, row) else {
         return because(Counter::DroppedNoSourcePort);
     };
     (row.address, row.port) = (source, port);
-    match FLOWS.insert(&packet.key, &row, BPF_ANY.into()) {
+    match FLOWS.insert(&packet.key, &*row, BPF_ANY.into()) {
         Ok(()) => step::SEND,
         Err(_) => because(Counter::DroppedFlowTable),
     }

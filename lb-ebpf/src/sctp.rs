@@ -66,7 +66,9 @@ pub(crate) fn source<F: Family>(skb: &SkBuff, packet: &Packet, new: &End, destin
 pub(crate) fn is_cut(packet: &Packet, source: Port, destination: Port) -> bool {
     let key = &packet.key;
     let is_sctp = key.protocol == SCTP;
-    is_sctp & packet.is_first_fragment() & (word([source, destination]) != word([key.source_port, key.destination_port]))
+    is_sctp
+        & packet.is_first_fragment()
+        & (word([source, destination]) != word([key.source_port, key.destination_port]))
 }
 
 /// Writes both ports and corrects the checksum for them.

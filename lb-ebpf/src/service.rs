@@ -12,16 +12,37 @@ use crate::{
     maps::{ADDRESSES, BACKENDS, SERVICES, SLOTS},
 };
 
-/// The service behind an address and port: of exactly that address, else a NodePort where the address
-/// has one of the flags `node_ports`. Where there is none, the flags of the address.
+/// In place of the [`flags`] of an address that is not in the map. No `Option`: the verifier takes no half of one that was
+/// not written as the argument of a function.
+pub(crate) const NOBODYS: u32 = 1 << 31;
+
+/// The flags of an address, which every frontend's has, or [`NOBODYS`]. Asked first, since most packets are for nobody's:
+/// the key is short, and this is all they cost.
+#[inline(always)]
+pub(crate) fn flags(address: &Address) -> u32 {
+    // SAFETY: one field is read, right here.
+    unsafe { ADDRESSES.get(address) }.map_or(NOBODYS, |address| address.flags)
+}
+
+/// The service behind an address and port.
 #[inline(always)]
 pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32) -> Result<ServiceValue, u32> {
-    // First, since most packets are for nobody's address: the key is short, and this is all they cost. That of every
-    // frontend is in there.
-    // SAFETY: one field is read, right here.
-    let Some(flags) = unsafe { ADDRESSES.get(address) }.map(|address| address.flags) else {
+    at(flags(address), address, port, protocol, node_ports)
+}
+
+/// The service behind an address with these [`flags`] and a port: of exactly that address, else a NodePort where the address
+/// has one of the flags `node_ports`. Where there is none, the flags of the address.
+#[inline(always)]
+pub(crate) fn at(
+    flags: u32,
+    address: &Address,
+    port: Port,
+    protocol: u8,
+    node_ports: u32,
+) -> Result<ServiceValue, u32> {
+    if flags == NOBODYS {
         return Err(0);
-    };
+    }
     let mut key = ServiceKey::new(*address, port, protocol);
     // SAFETY: the row is copied at once; a concurrent update replaces it by another one.
     if let Some(service) = unsafe { SERVICES.get(&key) } {
@@ -35,13 +56,9 @@ pub(crate) fn find(address: &Address, port: Port, protocol: u8, node_ports: u32)
     unsafe { SERVICES.get(&key) }.copied().ok_or(flags)
 }
 
-/// Whether that port of that address is a NodePort, whatever else is at the address.
+/// Whether that port of an address with [`NODE_PORTS`] is one, whatever else is at the address.
 #[inline(always)]
 pub(crate) fn is_node_port(address: &Address, port: Port, protocol: u8) -> bool {
-    // SAFETY: one field is read, right here.
-    if unsafe { ADDRESSES.get(address) }.is_none_or(|value| value.flags & NODE_PORTS == 0) {
-        return false;
-    }
     // SAFETY: whether there is a row, is all that counts.
     unsafe { SERVICES.get(&ServiceKey::new(any(address), port, protocol)) }.is_some()
 }

@@ -24,8 +24,6 @@ pub(crate) mod step {
     pub(crate) const FIRST: i32 = i32::MIN + 4;
     /// A packet that could not begin a flow, and is to try once more.
     pub(crate) const AGAIN: i32 = i32::MIN + 5;
-    /// A packet that asks to be masqueraded, and has no row for that.
-    pub(crate) const MASQUERADE: i32 = i32::MIN + 6;
     /// Dropped, and why: this and the number of a counter.
     pub(crate) const DROPPED: i32 = i32::MIN + 16;
 }
