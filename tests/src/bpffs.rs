@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::{io, process};
 
 use anyhow::{Context as _, Result};
+use aya::maps::{Map, MapData};
+use lb_common::maps::LAYOUT_VERSION;
 
 // From linux/mount.h; the crate libc has only the numbers of the calls.
 const FSOPEN_CLOEXEC: libc::c_uint = 1;
@@ -32,6 +34,13 @@ impl Bpffs {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", process::id(), self.mount.as_raw_fd()))
+    }
+
+    /// A map of the agent that has its pins here, by a name of [`lb_common::maps`].
+    pub fn map(&self, name: &str) -> Result<Map> {
+        let path = self.path().join(format!("lb-agent/v{LAYOUT_VERSION}/maps/{name}"));
+        let opening = || format!("opening the map at {}", path.display());
+        Map::from_map_data(MapData::from_pin(&path).with_context(opening)?).with_context(opening)
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::HashMap;
 use k8s_openapi::api::core::v1 as core;
-use lb_common::maps::{self, LAYOUT_VERSION};
+use lb_common::maps;
 use lb_tests::agent;
 use lb_tests::client::{Client, Failure, Outcome, Protocol};
 use lb_tests::interrupt::eventually;
@@ -55,12 +55,7 @@ fn explain(node: &Node, protocol: Protocol, from: SocketAddr, to: SocketAddr) ->
 
 /// The bytes of a map's rows. One that a real packet only looked at again has another time in it.
 fn rows<const K: usize, const V: usize>(node: &Node, map: &str) -> BTreeMap<[u8; K], [u8; V]> {
-    let path = node
-        .bpffs()
-        .path()
-        .join(format!("lb-agent/v{LAYOUT_VERSION}/maps/{map}"));
-    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
-    let map: HashMap<_, [u8; K], [u8; V]> = HashMap::try_from(map).unwrap();
+    let map: HashMap<_, [u8; K], [u8; V]> = node.bpffs().map(map).unwrap().try_into().unwrap();
     map.iter().map(Result::unwrap).collect()
 }
 

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use aya::maps::{HashMap, Map, MapData};
-use lb_common::maps::{self, LAYOUT_VERSION};
+use aya::maps::HashMap;
+use lb_common::maps;
 use lb_tests::agent;
 use lb_tests::client::Protocol;
 use lb_tests::manifests::Service;
@@ -105,12 +105,7 @@ fn services_of(node: &Node) -> String {
 }
 
 fn forget_flows(node: &Node) {
-    let path = node
-        .bpffs()
-        .path()
-        .join(format!("lb-agent/v{LAYOUT_VERSION}/maps/{}", maps::FLOWS));
-    let map = Map::from_map_data(MapData::from_pin(path).unwrap()).unwrap();
-    let mut flows: HashMap<_, [u8; 40], [u8; 48]> = HashMap::try_from(map).unwrap();
+    let mut flows: HashMap<_, [u8; 40], [u8; 48]> = node.bpffs().map(maps::FLOWS).unwrap().try_into().unwrap();
     let keys: Vec<[u8; 40]> = flows.keys().map(Result::unwrap).collect();
     assert!(!keys.is_empty());
     for key in keys {

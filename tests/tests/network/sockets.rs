@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::HashMap;
 use lb_common::{Translation, maps};
 use lb_tests::client::{Failure, Protocol};
 use lb_tests::kernel::{Feature, lacks};
@@ -233,9 +233,7 @@ fn the_unspecified_address_is_the_loopback_address() {
 
 /// How many sockets the agent's map knows of.
 fn known_sockets(node: &Node) -> usize {
-    let pin = format!("lb-agent/v{}/maps/{}", maps::LAYOUT_VERSION, maps::CONNECTED);
-    let map = MapData::from_pin(node.bpffs().path().join(pin)).unwrap();
-    let rows: HashMap<_, u64, Translation> = Map::LruHashMap(map).try_into().unwrap();
+    let rows: HashMap<_, u64, Translation> = node.bpffs().map(maps::CONNECTED).unwrap().try_into().unwrap();
     rows.keys().map(Result::unwrap).count()
 }
 

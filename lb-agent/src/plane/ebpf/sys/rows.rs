@@ -242,14 +242,8 @@ pub(in crate::plane::ebpf) unsafe fn first_key(map: BorrowedFd<'_>, key: &mut [u
 /// # Safety
 /// `value` has the size of the map's values, and its keys are `u32`.
 pub(in crate::plane::ebpf) unsafe fn update_bytes(map: BorrowedFd<'_>, index: u32, value: &[u8]) -> io::Result<()> {
-    let mut attr = RowAttr {
-        map: number(map),
-        key: std::ptr::from_ref(&index) as u64,
-        value: value.as_ptr() as u64,
-        ..RowAttr::default()
-    };
     // SAFETY: key and value live across the call and have the map's sizes.
-    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attr) }.map(drop)
+    unsafe { of_array(BPF_MAP_UPDATE_ELEM, map, &index, value.as_ptr() as u64) }
 }
 
 /// Writes a row of an array over `value`, whatever it is made of.
@@ -261,14 +255,23 @@ pub(in crate::plane::ebpf) unsafe fn look_up_bytes(
     index: u32,
     value: &mut [u8],
 ) -> io::Result<()> {
+    // SAFETY: key and value live across the call and have the map's sizes.
+    unsafe { of_array(BPF_MAP_LOOKUP_ELEM, map, &index, value.as_mut_ptr() as u64) }
+}
+
+/// A command about one row of an array.
+///
+/// # Safety
+/// `value` is the address of as many bytes as the map's values have, which the command may read or write.
+unsafe fn of_array(command: bpf_cmd, map: BorrowedFd<'_>, index: &u32, value: u64) -> io::Result<()> {
     let mut attr = RowAttr {
         map: number(map),
-        key: std::ptr::from_ref(&index) as u64,
-        value: value.as_mut_ptr() as u64,
+        key: std::ptr::from_ref(index) as u64,
+        value,
         ..RowAttr::default()
     };
-    // SAFETY: key and value live across the call and have the map's sizes.
-    unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attr) }.map(drop)
+    // SAFETY: as the caller has it; the index lives across the call.
+    unsafe { bpf(command, &mut attr) }.map(drop)
 }
 
 /// Writes the key after `key`, or the first, over `next`; says whether there is one.
