@@ -11,7 +11,7 @@ use comfy_table::{Table, presets};
 use lb_agent::desired::Protocol;
 use lb_agent::kernel::ipvs::{Ipvs, ServiceKey};
 use lb_tests::agent::{Agent, Maps, Options};
-use lb_tests::interrupt;
+use lb_tests::interrupt::{self, eventually};
 use lb_tests::manifests::{self, Manifest, Service};
 use lb_tests::network::{self, Network, Node};
 use lb_tests::owner::Folder;
@@ -39,6 +39,10 @@ pub(crate) struct Args {
     /// How many times a single endpoint comes or goes
     #[arg(long, default_value_t = 40)]
     changes: usize,
+    /// Without IPVS's own estimates of rates (net.ipv4.vs.run_estimation=0, since Linux 6.2), whose threads share the
+    /// processors with what is measured
+    #[arg(long)]
+    no_estimation: bool,
 }
 
 /// What was measured with one number of Services.
@@ -48,12 +52,35 @@ struct Figures {
     start: Start,
     /// The same, with all of it in the kernel.
     restart: Start,
-    /// From the write of the file to the kernel, sorted.
-    changes: Vec<Duration>,
-    /// What of each the plane took, sorted.
-    writes: Vec<Duration>,
-    /// The agent's processor time for each of them.
+    /// An endpoint that comes.
+    comes: Changes,
+    /// An endpoint that goes, which the kernel keeps for the connections that it has.
+    goes: Changes,
+    /// The agent's processor time for one of either.
     change_cpu: Duration,
+}
+
+/// Changes of one kind: all take much the same.
+struct Changes {
+    /// From the write of the file to the kernel, sorted.
+    took: Vec<Duration>,
+    /// What of each the plane took until all of it was written, sorted.
+    writes: Vec<Duration>,
+}
+
+impl Changes {
+    /// Every other one of these, from the `first` on.
+    fn of(first: usize, took: &[Duration], writes: &[Duration]) -> Self {
+        let sorted = |all: &[Duration]| {
+            let mut some: Vec<Duration> = all.iter().skip(first).step_by(2).copied().collect();
+            some.sort();
+            some
+        };
+        Self {
+            took: sorted(took),
+            writes: sorted(writes),
+        }
+    }
 }
 
 /// A start of an agent.
@@ -68,7 +95,7 @@ struct Start {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let measure = |services: &usize| measure(*services, args.endpoints, args.changes.max(2));
+    let measure = |services: &usize| measure(*services, args);
     let figures: Vec<Figures> = args.services.iter().map(measure).collect::<Result<_>>()?;
     println!(
         "plane {}, {} endpoints a service",
@@ -79,13 +106,20 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn measure(count: usize, endpoints: usize, changes: usize) -> Result<Figures> {
+fn measure(count: usize, args: &Args) -> Result<Figures> {
+    let endpoints = args.endpoints;
+    let changes = args.changes.max(2);
     // What is measured is not to be slowed down by who looks on.
     let network = Network::with(network::Options {
         verify_checksums: false,
         ..network::Options::default()
     })?;
     let node = network.node1();
+    if args.no_estimation {
+        let file = "/proc/sys/net/ipv4/vs/run_estimation";
+        let written = node.netns().run(|| std::fs::write(file, "0"))?;
+        written.with_context(|| format!("writing {file}"))?;
+    }
     let source = Source::folder()?;
     source.apply(&[Manifest::new(&manifests::node(node))?])?;
     let Source::Folder(folder) = &source else {
@@ -108,7 +142,7 @@ fn measure(count: usize, endpoints: usize, changes: usize) -> Result<Figures> {
 
     let step = Step::of("single endpoints that come and go", changes);
     let cpu = usage::processor(agent.pid())?;
-    let mut took = Vec::new();
+    let (mut took, mut writes) = (Vec::new(), Vec::new());
     for number in 0..changes {
         interrupt::check()?;
         let service = objects::service(0, endpoints + 1 - number % 2)?;
@@ -116,20 +150,19 @@ fn measure(count: usize, endpoints: usize, changes: usize) -> Result<Figures> {
         source.apply(&service.slice_manifests()?[..1])?;
         kernel.wait(&service)?;
         took.push(begun.elapsed());
+        // What the plane still has to do for it is not to be in the way of the next one.
+        writes = wait_for_writes(&agent, number + 1)?;
         step.advance();
     }
     let change_cpu = (usage::processor(agent.pid())? - cpu) / u32::try_from(changes)?;
     step.done();
-    took.sort();
-    let mut writes = writes(&agent)?;
-    writes.sort();
     agent.stop()?;
     Ok(Figures {
         services: count,
         start,
         restart,
-        changes: took,
-        writes,
+        comes: Changes::of(0, &took, &writes),
+        goes: Changes::of(1, &took, &writes),
         change_cpu,
     })
 }
@@ -164,13 +197,14 @@ fn start(node: &Node, source: &Source) -> Result<(Agent, Start)> {
     Ok((agent, start))
 }
 
-/// What the plane took for each change of services that the agent has made.
-fn writes(agent: &Agent) -> Result<Vec<Duration>> {
-    let log = agent.log()?;
-    log.lines()
-        .filter(|line| line.contains(" changed="))
-        .map(sync)
-        .collect()
+/// What the plane took for each change of services, once the agent has made so many.
+fn wait_for_writes(agent: &Agent, number: usize) -> Result<Vec<Duration>> {
+    eventually(LIMIT, "the end of a change", || {
+        let log = agent.log()?;
+        let lines = log.lines().filter(|line| line.contains(" changed="));
+        let writes: Vec<Duration> = lines.map(sync).collect::<Result<_>>()?;
+        Ok((writes.len() >= number).then_some(writes))
+    })
 }
 
 /// What the plane took, of a line of the agent's log.
@@ -228,6 +262,9 @@ impl Kernel {
     }
 }
 
+/// Picks the changes of one kind.
+type Of = fn(&Figures) -> &Changes;
+
 fn table(figures: &[Figures]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -244,14 +281,22 @@ fn table(figures: &[Figures]) -> String {
     });
     row("of that the plane's first writing", &|figures| ms(figures.restart.sync));
     row("the agent's processor time", &|figures| ms(figures.restart.cpu));
-    row("one endpoint, from its file to the kernel: median", &|figures| {
-        ms(quantile(&figures.changes, 50))
+    let kinds: [(&str, Of); 2] = [
+        ("an endpoint comes", |figures| &figures.comes),
+        ("an endpoint goes", |figures| &figures.goes),
+    ];
+    for (kind, of) in kinds {
+        row(&format!("{kind}, from its file to the kernel: median"), &|figures| {
+            ms(quantile(&of(figures).took, 50))
+        });
+        row("99 of 100", &|figures| ms(quantile(&of(figures).took, 99)));
+        row("of that the plane's writing: median", &|figures| {
+            ms(quantile(&of(figures).writes, 50))
+        });
+        row("99 of 100", &|figures| ms(quantile(&of(figures).writes, 99)));
+    }
+    row("the agent's processor time for one of them", &|figures| {
+        ms(figures.change_cpu)
     });
-    row("99 of 100", &|figures| ms(quantile(&figures.changes, 99)));
-    row("of that the plane's writing: median", &|figures| {
-        ms(quantile(&figures.writes, 50))
-    });
-    row("99 of 100", &|figures| ms(quantile(&figures.writes, 99)));
-    row("the agent's processor time for each", &|figures| ms(figures.change_cpu));
     table.trim_fmt()
 }
