@@ -79,11 +79,17 @@ pub fn serves_host() -> bool {
     }
 }
 
+/// Whether this kernel has IPVS.
+#[must_use]
+pub fn has_ipvs() -> bool {
+    // The kernel makes it with the module, in each namespace.
+    Path::new("/proc/thread-self/net/ip_vs").exists()
+}
+
 /// Whether this kernel has no IPVS, whatever is under test. If so the test is noted as skipped, and has only to return.
 #[must_use]
 pub fn lacks_ipvs() -> bool {
-    // The kernel makes it with the module, in each namespace.
-    let is_there = Path::new("/proc/thread-self/net/ip_vs").exists();
+    let is_there = has_ipvs();
     if !is_there {
         skip("this kernel has no IPVS");
     }

@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
+use crate::elsewhere;
 use crate::lab::{self, Profile};
 use crate::plane::Plane;
-use crate::vm::{self, Job, Line, Memory, Program};
-use crate::{build_ebpf, setup, workspace};
+use crate::vm::Line;
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
@@ -29,47 +29,10 @@ pub struct Args {
 /// The verb.
 pub fn run(args: &Args) -> Result<()> {
     match args.kernel {
-        Some(line) => run_on(line, args),
+        Some(line) => {
+            let profile = if args.debug { Profile::Dev } else { Profile::Release };
+            elsewhere::run(&lab::BENCH, profile, line, args.plane, &args.args)
+        }
         None => lab::run(&lab::BENCH, &args.args, &[(Plane::VARIABLE, args.plane.name())]),
-    }
-}
-
-fn run_on(line: Line, args: &Args) -> Result<()> {
-    setup::packages(&[])?;
-    vm::packages()?;
-    build_ebpf::build(&setup::bpf_tools()?, build_ebpf::Kind::Usual)?;
-    let profile = if args.debug { Profile::Dev } else { Profile::Release };
-    lab::build(profile)?;
-    let lab = lab::program("lab", profile)?;
-    let agent = lab::program("lb-agent", profile)?;
-    let text = |text: &OsString| text.to_str().map(str::to_owned);
-    let measured: Vec<String> = args
-        .args
-        .iter()
-        .map(text)
-        .collect::<Option<_>>()
-        .context("an argument for the guest is not UTF-8")?;
-    let program = Program {
-        title: "bench".to_owned(),
-        path: lab.to_string_lossy().into_owned(),
-        args: std::iter::once("bench".to_owned()).chain(measured).collect(),
-    };
-    let environment = [
-        ("LB_AGENT", agent.to_string_lossy().into_owned()),
-        ("LB_LAB", lab.to_string_lossy().into_owned()),
-        ("LB_TOOLS_DIR", workspace::tools_dir()?.to_string_lossy().into_owned()),
-        (Plane::VARIABLE, args.plane.name().to_owned()),
-    ];
-    let job = Job {
-        programs: vec![program],
-        called: vec![agent, lab],
-        environment: environment.map(|(name, value)| (name.to_owned(), value)).into(),
-        memory: Memory::Large,
-        ..Job::default()
-    };
-    let results = vm::run(line, args.plane, &job)?;
-    match results.bad_ends.first() {
-        Some(end) => anyhow::bail!("{end}"),
-        None => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 //! `takeover`, `controlplane`, `cluster`, and the report of `build-ebpf`. It parses their arguments; here it is only built and
 //! started.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -145,6 +145,19 @@ pub struct Args {
     args: Vec<OsString>,
 }
 
+impl Verb {
+    /// What it is called.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What of the control plane it needs, given its arguments.
+    pub fn components<Arg: AsRef<OsStr>>(&self, args: &[Arg]) -> &'static [Component] {
+        let args: Vec<OsString> = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
+        (self.components)(&args)
+    }
+}
+
 impl Args {
     /// As they were given.
     pub fn all(&self) -> &[OsString] {
@@ -166,7 +179,7 @@ pub fn run(verb: &Verb, args: &[OsString], variables: &[(&str, &str)]) -> Result
     // Who only asks for help shall not wait for more than it takes to print it.
     if !args.iter().any(|arg| arg == "--help" || arg == "-h" || arg == "help") {
         setup::packages(verb.packages)?;
-        controlplane_build::build(&workspace::tools_dir()?, (verb.components)(args))?;
+        controlplane_build::build(&workspace::tools_dir()?, verb.components(args))?;
     }
     build(verb.profile)?;
     let mut lab = Command::new(program("lab", verb.profile)?);

@@ -13,6 +13,7 @@ mod cluster;
 mod compatibility;
 mod controlplane_build;
 mod count;
+mod elsewhere;
 mod go;
 mod image;
 mod lab;
@@ -26,6 +27,7 @@ mod results;
 mod run;
 mod scratch;
 mod setup;
+mod takeover;
 mod test;
 mod toolchain;
 mod vm;
@@ -79,7 +81,7 @@ enum Verb {
     Chaos(lab::Args),
     /// Replace the real kube-proxy while connections run, and put it back (`takeover --help` for more)
     #[command(disable_help_flag = true)]
-    Takeover(lab::Args),
+    Takeover(takeover::Args),
     /// Start or stop a real API server on loopback (`controlplane --help` for more)
     #[command(disable_help_flag = true)]
     Controlplane(lab::Args),
@@ -106,7 +108,7 @@ fn main() -> ExitCode {
         Verb::Bench(args) => bench::run(args),
         Verb::Fuzz(args) => lab::run(&lab::FUZZ, args.all(), &[]),
         Verb::Chaos(args) => lab::run(&lab::CHAOS, args.all(), &[]),
-        Verb::Takeover(args) => lab::run(&lab::TAKEOVER, args.all(), &[]),
+        Verb::Takeover(args) => takeover::run(args),
         Verb::Controlplane(args) => lab::run(&lab::CONTROLPLANE, args.all(), &[]),
         Verb::Cluster(args) => cluster::run(args.all()),
     });

@@ -30,6 +30,13 @@ pub const IPTABLES: Package = Package {
     why: "kube-proxy's iptables mode",
 };
 
+/// What it calls in IPVS mode too.
+pub const IPSET: Package = Package {
+    program: "ipset",
+    package: "ipset",
+    why: "kube-proxy's IPVS mode",
+};
+
 /// What shows the tests of the IPVS plane what the kernel holds.
 pub const IPVSADM: Package = Package {
     program: "ipvsadm",

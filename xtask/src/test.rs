@@ -287,6 +287,7 @@ fn job(suites: &[Suite], plane: Plane, args: &[OsString]) -> Result<Job> {
         programs,
         called,
         files: [vec![object], corpus()?].concat(),
+        modules: &[],
         environment,
         memory: if suites.contains(&Suite::Parity) {
             Memory::Large

@@ -17,6 +17,7 @@ use initramfs::Initramfs;
 use kernel::Kernel;
 pub use kernel::Line;
 pub use machine::Memory;
+pub use modules::KUBE_PROXY as KUBE_PROXY_MODULES;
 use plan::Plan;
 pub use plan::Program;
 
@@ -49,6 +50,8 @@ pub struct Job {
     pub called: Vec<PathBuf>,
     /// Files that those read.
     pub files: Vec<PathBuf>,
+    /// Modules of the kernel that they need beyond what all tests do.
+    pub modules: &'static [&'static str],
     /// The environment of all.
     pub environment: Vec<(String, String)>,
     /// How much memory that takes.
@@ -132,7 +135,7 @@ fn fill(kernel: &Kernel, job: &Job) -> Result<Initramfs> {
         ..Plan::default()
     };
     plan.programs.extend_from_slice(&job.programs);
-    for file in modules::files(kernel)? {
+    for file in modules::files(kernel, job.modules)? {
         plan.modules.push(file.to_string_lossy().into_owned());
         initramfs.file(&file);
     }

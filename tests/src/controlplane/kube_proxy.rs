@@ -37,6 +37,8 @@ pub enum Mode {
     Nftables,
     /// Chains of iptables.
     Iptables,
+    /// Virtual services of IPVS, and chains of iptables beside them.
+    Ipvs,
 }
 
 impl Mode {
@@ -46,6 +48,7 @@ impl Mode {
         match self {
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
+            Self::Ipvs => "ipvs",
         }
     }
 }
@@ -129,7 +132,11 @@ impl KubeProxyOptions {
     pub fn in_mode(mode: Mode) -> Self {
         Self {
             mode,
-            tools: IptablesTools::OfTheSystem,
+            tools: match mode {
+                Mode::Nftables | Mode::Iptables => IptablesTools::OfTheSystem,
+                // Beside IPVS it calls iptables too, and a machine that is made for tests has the legacy ones.
+                Mode::Ipvs => IptablesTools::Legacy,
+            },
             detect_local_mode: "NodeCIDR".to_owned(),
             cluster_cidr: String::new(),
             bridge_interface: String::new(),

@@ -144,7 +144,7 @@ fn nothing_is_left_but_what_others_wrote(mode: Mode) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let expected = match mode {
         Mode::Nftables => "removed nft table ip6 kube-proxy\n",
-        Mode::Iptables => "chains of the table nat of ip6tables",
+        Mode::Iptables | Mode::Ipvs => "chains of the table nat of ip6tables",
     };
     assert!(told.contains(expected), "{told}");
     assert_eq!(tables(node), tables_before);

@@ -61,12 +61,45 @@ const WANTED: &[&str] = &[
     "ip_vs_nq",
 ];
 
-/// Their files, each behind those that it depends on.
-pub fn files(kernel: &Kernel) -> Result<Vec<PathBuf>> {
+/// What kube-proxy's rules of iptables and its sets need, by the legacy tools.
+pub const KUBE_PROXY: &[&str] = &[
+    "iptable_nat",
+    "iptable_filter",
+    "iptable_mangle",
+    "ip6table_nat",
+    "ip6table_filter",
+    "ip6table_mangle",
+    "ipt_REJECT",
+    "ip6t_REJECT",
+    "xt_MASQUERADE",
+    "xt_REDIRECT",
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_ipvs",
+    "xt_mark",
+    "xt_multiport",
+    "xt_nat",
+    "xt_nfacct",
+    "xt_physdev",
+    "xt_recent",
+    "xt_set",
+    "xt_statistic",
+    "xt_tcpudp",
+    "nfnetlink_acct",
+    "ip_set_bitmap_port",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_hash_net",
+];
+
+/// The files of those, and of `more`, each behind those that it depends on.
+pub fn files(kernel: &Kernel, more: &[&str]) -> Result<Vec<PathBuf>> {
     let modprobe = find_program("modprobe").context("there is no program modprobe")?;
     let mut files = Vec::new();
     let mut absent = Vec::new();
-    for name in WANTED {
+    for name in WANTED.iter().chain(more) {
         let mut command = Command::new(&modprobe);
         // Neither configuration nor modules of this machine matter.
         command

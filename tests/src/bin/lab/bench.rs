@@ -45,8 +45,8 @@ pub(crate) struct Compared {
     /// What to measure [default: all]
     #[arg(value_enum, value_name = "SCENARIO")]
     scenarios: Vec<scenario::Name>,
-    /// What lb-agent is measured against
-    #[arg(long, value_enum, value_delimiter = ',', value_name = "TARGET", default_values = ["iptables", "nftables", "none"])]
+    /// What lb-agent is measured against [default: iptables,nftables,none, and ipvs where the kernel has it]
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "TARGET")]
     against: Vec<Other>,
     /// How many Services there are: measured with each of these numbers [default: 1,100,1000,10000, or 10 with --quick]
     #[arg(long, value_delimiter = ',', value_name = "NUMBER")]

@@ -7,9 +7,9 @@ mod way;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use lb_tests::agent;
+use anyhow::{Context as _, Result, ensure};
 use lb_tests::controlplane::Mode;
+use lb_tests::{agent, plane};
 
 use crate::progress::Step;
 use crate::traffic::{self, Traffic};
@@ -39,6 +39,8 @@ pub(crate) struct Args {
 enum From {
     Nftables,
     Iptables,
+    /// Where the kernel has IPVS
+    Ipvs,
 }
 
 /// Plays it. Says whether no new connection failed.
@@ -47,7 +49,12 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let mode = match args.from {
         From::Nftables => Mode::Nftables,
         From::Iptables => Mode::Iptables,
+        From::Ipvs => Mode::Ipvs,
     };
+    ensure!(
+        mode != Mode::Ipvs || plane::has_ipvs(),
+        "--from ipvs: this kernel has no IPVS: `cargo xtask takeover --kernel 6.12 --from ipvs`"
+    );
     // Known at once, and not after the network has been built.
     agent::binary()?;
     let stage = traffic::stage(false)?;

@@ -136,6 +136,7 @@ impl Running {
 fn agent_args(target: Target) -> Vec<OsString> {
     match target {
         Target::LbAgentSocketAll => vec!["--socket-lb=all".into()],
+        Target::LbAgentIpvs => vec!["--plane=ipvs".into()],
         _ => Vec::new(),
     }
 }

@@ -6,7 +6,7 @@ use std::{env, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::interrupt::Interrupted;
-use lb_tests::{agent, interrupt};
+use lb_tests::{agent, interrupt, plane};
 
 use super::cluster::Cluster;
 use super::environment::Environment;
@@ -16,7 +16,7 @@ use super::recorder::Recorder;
 use super::report::{self, Raw};
 use super::scenario::{Begin, Effort, Name, Place, Scenario};
 use super::site::Site;
-use super::target::{self, Target};
+use super::target::{self, Other, Target};
 use super::{Compared, objects};
 use crate::progress::{Step, say};
 
@@ -36,7 +36,16 @@ impl Plan {
             true => clap::ValueEnum::value_variants().iter().copied().collect(),
             false => args.scenarios.iter().copied().collect(),
         };
-        let others = args.against.iter().copied().map(Target::from);
+        let has_ipvs = plane::has_ipvs();
+        let against = match args.against.is_empty() {
+            true => Other::usual(has_ipvs),
+            false => args.against.clone(),
+        };
+        ensure!(
+            has_ipvs || !against.contains(&Other::Ipvs),
+            "--against ipvs: this kernel has no IPVS: `modprobe ip_vs`, or `cargo xtask bench --kernel 6.12`"
+        );
+        let others = against.iter().flat_map(|other| other.targets()).copied();
         let targets: BTreeSet<Target> = Target::OURS.into_iter().chain(others).collect();
         let mut services = args.services.clone();
         if services.is_empty() {
@@ -326,7 +335,6 @@ fn resume(site: &Site) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::target::Other;
     use super::*;
 
     fn args() -> Compared {

@@ -13,18 +13,22 @@ pub(crate) enum Target {
     LbAgent,
     /// lb-agent with `--socket-lb all`: pods too are translated in their sockets.
     LbAgentSocketAll,
+    /// lb-agent with `--plane ipvs`.
+    LbAgentIpvs,
     /// kube-proxy's nftables mode.
     Nftables,
     /// kube-proxy's iptables mode, with the legacy tools.
     Iptables,
     /// The same with the tools that write nftables, which are what most distributions have.
     IptablesNft,
+    /// kube-proxy's IPVS mode, which calls the legacy tools of iptables too.
+    Ipvs,
     /// No proxy: the client dials the endpoint. What no proxy can be faster than.
     None,
 }
 
 impl Target {
-    /// Ours.
+    /// What is measured of lb-agent whatever it is compared with.
     pub(crate) const OURS: [Self; 2] = [Self::LbAgent, Self::LbAgentSocketAll];
 
     /// As it is written in rows and on the command line.
@@ -32,9 +36,11 @@ impl Target {
         match self {
             Self::LbAgent => "lb-agent",
             Self::LbAgentSocketAll => "lb-agent-socket-all",
+            Self::LbAgentIpvs => "lb-agent-ipvs",
             Self::Nftables => "nftables",
             Self::Iptables => "iptables",
             Self::IptablesNft => "iptables-nft",
+            Self::Ipvs => "ipvs",
             Self::None => "none",
         }
     }
@@ -45,13 +51,14 @@ impl Target {
             Self::Nftables => Some((Mode::Nftables, IptablesTools::OfTheSystem)),
             Self::Iptables => Some((Mode::Iptables, IptablesTools::Legacy)),
             Self::IptablesNft => Some((Mode::Iptables, IptablesTools::Nft)),
-            Self::LbAgent | Self::LbAgentSocketAll | Self::None => None,
+            Self::Ipvs => Some((Mode::Ipvs, IptablesTools::Legacy)),
+            Self::LbAgent | Self::LbAgentSocketAll | Self::LbAgentIpvs | Self::None => None,
         }
     }
 
     /// Whether it is lb-agent.
     pub(crate) fn is_ours(self) -> bool {
-        Self::OURS.contains(&self)
+        matches!(self, Self::LbAgent | Self::LbAgentSocketAll | Self::LbAgentIpvs)
     }
 }
 
@@ -70,17 +77,31 @@ pub(crate) enum Other {
     IptablesNft,
     /// kube-proxy's nftables mode
     Nftables,
+    /// kube-proxy's IPVS mode, and lb-agent's, where the kernel has IPVS
+    Ipvs,
     /// Straight to the endpoint
     None,
 }
 
-impl From<Other> for Target {
-    fn from(other: Other) -> Self {
-        match other {
-            Other::Iptables => Self::Iptables,
-            Other::IptablesNft => Self::IptablesNft,
-            Other::Nftables => Self::Nftables,
-            Other::None => Self::None,
+impl Other {
+    /// What lb-agent is measured against unless told otherwise.
+    pub(crate) fn usual(has_ipvs: bool) -> Vec<Self> {
+        let ipvs = has_ipvs.then_some(Self::Ipvs);
+        [Self::Iptables, Self::Nftables]
+            .into_iter()
+            .chain(ipvs)
+            .chain([Self::None])
+            .collect()
+    }
+
+    /// Who is measured for that.
+    pub(crate) fn targets(self) -> &'static [Target] {
+        match self {
+            Self::Iptables => &[Target::Iptables],
+            Self::IptablesNft => &[Target::IptablesNft],
+            Self::Nftables => &[Target::Nftables],
+            Self::Ipvs => &[Target::LbAgentIpvs, Target::Ipvs],
+            Self::None => &[Target::None],
         }
     }
 }
@@ -104,11 +125,19 @@ mod tests {
     #[test]
     fn a_name_is_the_same_in_rows_and_on_the_command_line() {
         for other in Other::value_variants() {
-            let target = Target::from(*other);
+            let target = *other.targets().last().unwrap();
             let value = other.to_possible_value().unwrap();
             assert_eq!(value.get_name(), target.name());
             assert_eq!(serde_json::to_value(target).unwrap(), target.name());
         }
+    }
+
+    #[test]
+    fn ipvs_is_measured_on_both_sides_where_the_kernel_has_it() {
+        assert_eq!(Other::usual(false), [Other::Iptables, Other::Nftables, Other::None]);
+        assert!(Other::usual(true).contains(&Other::Ipvs));
+        assert!(Other::Ipvs.targets().iter().any(|target| target.is_ours()));
+        assert!(Other::Ipvs.targets().iter().any(|target| target.kube_proxy().is_some()));
     }
 
     #[test]

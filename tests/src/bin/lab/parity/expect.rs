@@ -77,7 +77,7 @@ impl Rules<'_> {
             Target::Node => only(Observed::Refused),
             Target::UndefinedPort => only(match self.mode {
                 Mode::Nftables => Observed::Refused,
-                Mode::Iptables => Observed::Silent,
+                Mode::Iptables | Mode::Ipvs => Observed::Silent,
             }),
             Target::Internal => match (self.service.internal, endpoints.any) {
                 (_, false) => only(Observed::Refused),

@@ -73,9 +73,11 @@ fn colour(target: Target) -> RGBColor {
     match target {
         Target::LbAgent => RGBColor(208, 60, 32),
         Target::LbAgentSocketAll => RGBColor(232, 150, 40),
+        Target::LbAgentIpvs => RGBColor(150, 120, 20),
         Target::Nftables => RGBColor(40, 100, 180),
         Target::Iptables => RGBColor(110, 70, 160),
         Target::IptablesNft => RGBColor(170, 130, 200),
+        Target::Ipvs => RGBColor(30, 130, 110),
         Target::None => RGBColor(110, 110, 110),
     }
 }
