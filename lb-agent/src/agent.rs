@@ -9,7 +9,6 @@
 //! pause, so that a single change is written at once and a flood of them in few, large batches.
 
 mod external_ips;
-mod heap;
 mod latency;
 pub mod links;
 mod local_policies;
@@ -244,8 +243,6 @@ impl<P: Plane> Agent<P> {
         self.tell_health_checks();
         self.outputs.is_filled.send_replace(true);
         self.tell_ready();
-        drop(change);
-        heap::give_back();
         Ok(())
     }
 
@@ -302,9 +299,6 @@ impl<P: Plane> Agent<P> {
             sync_ms = milliseconds(start),
             "{what}"
         );
-        if change.services.len() >= heap::LARGE {
-            heap::give_back();
-        }
 
         let failed: BTreeSet<&ServicePortName> = outcome.failed.iter().map(|(name, _)| name).collect();
         for name in change.services.keys().filter(|name| !failed.contains(name)) {
