@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// How many new TCP connections come each second; with one question by UDP for five of them
     #[arg(long, value_name = "NUMBER", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
     rate: u32,
-    /// How many long connections are opened through each of the two, half of them UDP
+    /// How many long connections are opened through each of the two, about half of them UDP
     #[arg(long, value_name = "NUMBER", default_value_t = 100)]
     long: usize,
     /// Write what happened and what failed to this file, as JSON
@@ -60,8 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let stage = traffic::stage(false)?;
 
     let mut traffic = Traffic::new(&stage)?;
-    let timeline = play::play(mode, &stage, &mut traffic, args, pause)?;
-    let report = report::Report::new(mode, args.rate, args.long, timeline, traffic.record());
+    let (timeline, tcp) = play::play(mode, &stage, &mut traffic, args, pause)?;
+    let report = report::Report::new(mode, args.rate, (tcp, args.long - tcp), timeline, traffic.record());
     drop(traffic);
     let step = Step::start("taking it all down");
     drop(stage);

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use lb_tests::client::Protocol;
 use lb_tests::interrupt::{self, eventually};
 use lb_tests::network::{self, Network};
 use lb_tests::source::Source;
@@ -110,8 +111,8 @@ impl Traffic {
         Ok(())
     }
 
-    /// Opens so many long ones, half of them TCP, and waits until they are open.
-    pub(crate) fn keep(&mut self, name: &'static str, size: usize, is_refilled: bool) -> Result<()> {
+    /// Opens so many long ones, and waits until they are open. About half of them are TCP: says how many.
+    pub(crate) fn keep(&mut self, name: &'static str, size: usize, is_refilled: bool) -> Result<usize> {
         let group = Arc::new(Group {
             name,
             is_refilled,
@@ -125,9 +126,11 @@ impl Traffic {
                 .collect::<Vec<_>>()
         };
         let ways: Vec<_> = self.diallers.iter().flat_map(steady).collect();
+        let mut tcp = 0;
         for number in 0..size {
             // A step that shares no factor with the number of ways, so that few of them are of each kind too.
             let (dialler, lane) = &ways[number * 11 % ways.len()];
+            tcp += usize::from(lane.protocol == Protocol::Tcp);
             let kept = Kept {
                 dialler: Arc::clone(dialler),
                 lane: lane.clone(),
@@ -140,7 +143,7 @@ impl Traffic {
             self.kept.push(task);
         }
         eventually(OPEN, "long connections open", || {
-            Ok((group.open.load(Ordering::Relaxed) == size).then_some(()))
+            Ok((group.open.load(Ordering::Relaxed) == size).then_some(tcp))
         })
     }
 

@@ -20,8 +20,15 @@ pub(crate) const THROUGH_KUBE_PROXY: &str = "opened through kube-proxy";
 /// Long connections that were opened through lb-agent.
 pub(crate) const THROUGH_AGENT: &str = "opened through lb-agent";
 
-/// Takes all of them, and waits until the last connection is over.
-pub(crate) fn play(mode: Mode, stage: &Stage, traffic: &mut Traffic, args: &Args, pause: Duration) -> Result<Timeline> {
+/// Takes all of them, and waits until the last connection is over. Says too how many of the long connections of a group are
+/// of TCP.
+pub(crate) fn play(
+    mode: Mode,
+    stage: &Stage,
+    traffic: &mut Traffic,
+    args: &Args,
+    pause: Duration,
+) -> Result<(Timeline, usize)> {
     let node = stage.network().node1();
     let cluster = cluster(stage)?;
     let options = KubeProxyOptions::in_mode(mode);
@@ -32,7 +39,8 @@ pub(crate) fn play(mode: Mode, stage: &Stage, traffic: &mut Traffic, args: &Args
         "{} long connections, {} new ones a second",
         args.long, args.rate
     ));
-    traffic.keep(THROUGH_KUBE_PROXY, args.long, false)?;
+    // As many as the other group has, which takes the same ways.
+    let tcp = traffic.keep(THROUGH_KUBE_PROXY, args.long, false)?;
     traffic.start_fresh(args.rate)?;
     step.done();
 
@@ -46,7 +54,7 @@ pub(crate) fn play(mode: Mode, stage: &Stage, traffic: &mut Traffic, args: &Args
             Action::StartAgent => agent = Some(Agent::start(node, stage.source(), &of_agent())?),
             Action::StopKubeProxy => drop(kube_proxy.take()),
             Action::CleanUpKubeProxy => check(agent::offline(node, "cleanup", &["--kube-proxy"])?)?,
-            Action::OpenMore => traffic.keep(THROUGH_AGENT, args.long, false)?,
+            Action::OpenMore => traffic.keep(THROUGH_AGENT, args.long, false).map(drop)?,
             Action::StartKubeProxy => kube_proxy = Some(KubeProxy::start(node, cluster, &options)?),
             Action::StopAgent => agent.take().map_or(Ok(()), Agent::stop)?,
             Action::CleanUpAgent => check(agent::cleanup(node)?)?,
@@ -61,7 +69,7 @@ pub(crate) fn play(mode: Mode, stage: &Stage, traffic: &mut Traffic, args: &Args
     traffic.finish()?;
     timeline.end_event("after", traffic.record());
     step.done();
-    Ok(timeline)
+    Ok((timeline, tcp))
 }
 
 fn cluster(stage: &Stage) -> Result<&ControlPlane> {

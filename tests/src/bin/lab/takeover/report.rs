@@ -52,7 +52,7 @@ struct OpenBefore {
 }
 
 impl Report {
-    pub(crate) fn new(mode: Mode, rate: u32, long: usize, timeline: Timeline, record: &Record) -> Self {
+    pub(crate) fn new(mode: Mode, rate: u32, long: (usize, usize), timeline: Timeline, record: &Record) -> Self {
         let (events, faults) = (timeline.events().to_vec(), record.faults());
         let sum = |way| {
             // What is left after the last step is of the way back.
@@ -70,7 +70,7 @@ impl Report {
         Self {
             from: mode,
             rate,
-            long,
+            long: long.0 + long.1,
             there: sum(Way::There),
             back: sum(Way::Back),
             open_before: [THROUGH_KUBE_PROXY, THROUGH_AGENT].map(|group| OpenBefore::of(group, long, &events, &faults)),
@@ -115,7 +115,8 @@ impl Report {
 }
 
 impl OpenBefore {
-    fn of(group: &'static str, size: usize, events: &[Event], faults: &[Fault]) -> Self {
+    /// `tcp` and `udp` are how many of each there are.
+    fn of(group: &'static str, (tcp, udp): (usize, usize), events: &[Event], faults: &[Fault]) -> Self {
         let of_group: Vec<&Fault> = faults.iter().filter(|fault| fault.group == Some(group)).collect();
         let numbers = |kind| -> BTreeSet<usize> {
             let of_kind = of_group.iter().filter(|fault| fault.kind == kind);
@@ -127,9 +128,9 @@ impl OpenBefore {
         });
         Self {
             group,
-            tcp: size.div_ceil(2),
+            tcp,
             tcp_broken: numbers(Kind::Reset).len(),
-            udp: size / 2,
+            udp,
             udp_disturbed: numbers(Kind::LostDatagram).len(),
             datagrams: of_group.iter().filter(|fault| fault.kind == Kind::LostDatagram).count(),
             steps: steps.collect(),
@@ -191,7 +192,7 @@ mod tests {
             fault(Kind::FailedConnection, 12, None, 0),
         ];
         let events = [event("one", 0), event("two", 10), event("three", 20)];
-        let before = OpenBefore::of(THROUGH_KUBE_PROXY, 9, &events, &faults);
+        let before = OpenBefore::of(THROUGH_KUBE_PROXY, (5, 4), &events, &faults);
         let numbers = (
             before.tcp,
             before.tcp_broken,
