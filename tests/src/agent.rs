@@ -2,8 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -170,15 +171,21 @@ impl Agent {
     }
 
     /// Ends it as a service manager would, and fails if it does not end well.
-    pub fn stop(self) -> Result<()> {
-        self.stop_within(STOP)
+    pub fn stop(mut self) -> Result<()> {
+        let status = process::stop(&mut self.child, STOP).context("stopping the agent")?;
+        self.check(status.success(), status)
     }
 
-    /// The same where it may take longer than usual: a program that is being loaded cannot be interrupted.
-    pub fn stop_within(mut self, within: Duration) -> Result<()> {
+    /// The same at any point of its start: one that has just begun has not said yet what the signal is to do, and ends by
+    /// it. And it may take longer than usual, since a program that is being loaded cannot be interrupted.
+    pub fn stop_in_its_start(mut self, within: Duration) -> Result<()> {
         let status = process::stop(&mut self.child, within).context("stopping the agent")?;
+        self.check(status.success() || status.signal() == Some(libc::SIGTERM), status)
+    }
+
+    fn check(&self, is_right: bool, status: ExitStatus) -> Result<()> {
         ensure!(
-            status.success(),
+            is_right,
             "the agent on {} ended with {}",
             self.node,
             process::ended(status)

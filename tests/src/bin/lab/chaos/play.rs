@@ -161,7 +161,7 @@ impl Player<'_> {
         self.mark(signal.as_str());
         match signal {
             Signal::SIGKILL => agent.kill()?,
-            _ => agent.stop_within(STOP)?,
+            _ => agent.stop_in_its_start(STOP)?,
         }
         self.mark("the end of the agent");
         Ok(())
