@@ -10,9 +10,8 @@ use lb_common::{
 use crate::{
     counter::count,
     family::{Family, V4, V6},
-    forward::{IPV4, IPV6},
     maps::{EVENT_BUDGET, EVENTS},
-    packet::Packet,
+    packet::{IPV4, IPV6, Packet},
     verdict::{DROP, step},
     vlan,
 };

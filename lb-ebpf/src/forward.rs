@@ -20,7 +20,7 @@ use crate::{
     fragment, icmp,
     maps::{FLOWS, SCRATCH},
     opaque::opaque,
-    packet::Packet,
+    packet::{IPV4, IPV6, Packet},
     reject,
     rewrite::{self, End},
     sctp,
@@ -29,10 +29,6 @@ use crate::{
     verdict::{PASS, because, step},
     vlan,
 };
-
-/// `skb->protocol`, in network byte order.
-pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
-pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
 /// A packet from a link.
 #[inline(always)]
@@ -60,12 +56,7 @@ fn translate<const LINK_HEADER: usize>(skb: &SkBuff, link: Link) -> i32 {
     };
     let family = opaque(skb, protocol as usize) as u32;
     let mut packet = Packet::new(network, FORWARD);
-    let read = match protocol {
-        IPV4 => packet.read::<V4>(skb),
-        IPV6 => packet.read::<V6>(skb),
-        _ => None,
-    };
-    if read.is_none() {
+    if packet.read_as(skb, protocol).is_none() {
         return step::OTHER;
     }
     let verdict = match known(&packet) {

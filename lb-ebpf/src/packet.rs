@@ -10,7 +10,15 @@ use lb_common::{
     net::{SCTP, TCP, UDP},
 };
 
-use crate::{family::Family, opaque::opaque, peek::peek};
+use crate::{
+    family::{Family, V4, V6},
+    opaque::opaque,
+    peek::peek,
+};
+
+/// `skb->protocol`, in network byte order.
+pub(crate) const IPV4: u32 = 0x0800_u16.to_be() as u32;
+pub(crate) const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 
 /// How many bytes of link header packets have, which is also where their IP header starts. Each
 /// entry point has its own constant, so that offsets stay constants in the program.
@@ -153,6 +161,16 @@ impl Packet {
             identification: 0,
             network: link_header,
             transport: 0,
+        }
+    }
+
+    /// [Reads](Self::read) a packet of the family that `protocol` says.
+    #[inline(always)]
+    pub(crate) fn read_as(&mut self, skb: &SkBuff, protocol: u32) -> Option<()> {
+        match protocol {
+            IPV4 => self.read::<V4>(skb),
+            IPV6 => self.read::<V6>(skb),
+            _ => None,
         }
     }
 

@@ -10,13 +10,11 @@ use lb_common::{
 use crate::{
     config, event,
     family::{Family, V4, V6},
-    flow,
-    forward::{IPV4, IPV6},
-    fragment, icmp,
+    flow, fragment, icmp,
     maps::FLOWS,
     masquerade,
     opaque::opaque,
-    packet::Packet,
+    packet::{IPV4, IPV6, Packet},
     rewrite::{self, End},
     sctp, stage,
     verdict::{PASS, because, step},
@@ -46,12 +44,7 @@ fn translate<const LINK_HEADER: usize>(skb: &SkBuff, asked: u32) -> i32 {
     };
     let family = opaque(skb, protocol as usize) as u32;
     let mut packet = Packet::new(network, REVERSE);
-    let read = match protocol {
-        IPV4 => packet.read::<V4>(skb),
-        IPV6 => packet.read::<V6>(skb),
-        _ => None,
-    };
-    if read.is_none() {
+    if packet.read_as(skb, protocol).is_none() {
         return step::OTHER;
     }
     let Some(row) = known(&packet, asked) else {

@@ -31,6 +31,7 @@ pub fn run(verb: &Verb, profile: Profile, line: Line, plane: Plane, args: &[OsSt
     let lab = lab::program("lab", profile)?;
     let agent = lab::program("lb-agent", profile)?;
     let tools = workspace::tools_dir()?;
+    let components = verb.components(args);
     let args = args.iter().map(|arg| arg.to_str().map(str::to_owned));
     let args: Vec<String> = args
         .collect::<Option<_>>()
@@ -52,7 +53,6 @@ pub fn run(verb: &Verb, profile: Profile, line: Line, plane: Plane, args: &[OsSt
         memory: Memory::Large,
         ..Job::default()
     };
-    let components = verb.components(&program.args[1..]);
     if !components.is_empty() {
         setup::packages(&[packages::IPTABLES, packages::IPSET])?;
         controlplane_build::build(&tools, components)?;

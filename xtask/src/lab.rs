@@ -2,7 +2,7 @@
 //! `takeover`, `controlplane`, `cluster`, and the report of `build-ebpf`. It parses their arguments; here it is only built and
 //! started.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -152,9 +152,8 @@ impl Verb {
     }
 
     /// What of the control plane it needs, given its arguments.
-    pub fn components<Arg: AsRef<OsStr>>(&self, args: &[Arg]) -> &'static [Component] {
-        let args: Vec<OsString> = args.iter().map(|arg| arg.as_ref().to_owned()).collect();
-        (self.components)(&args)
+    pub fn components(&self, args: &[OsString]) -> &'static [Component] {
+        (self.components)(args)
     }
 }
 

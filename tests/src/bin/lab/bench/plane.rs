@@ -290,7 +290,7 @@ fn table(figures: &[Figures]) -> String {
             ms(quantile(&of(figures).took, 50))
         });
         row("99 of 100", &|figures| ms(quantile(&of(figures).took, 99)));
-        row("of that the plane's writing: median", &|figures| {
+        row("the plane's writing, to its end: median", &|figures| {
             ms(quantile(&of(figures).writes, 50))
         });
         row("99 of 100", &|figures| ms(quantile(&of(figures).writes, 99)));
